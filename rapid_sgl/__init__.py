@@ -1,0 +1,3 @@
+"""RAPID: retrieval-augmented speculative decoding for SGLang."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,10 @@
+"""Patched SGLang symbols: one file each; ``LEDGER.md`` says why and when each can go."""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Register every hook with SGLang's ``HookRegistry``."""
+    from rapid_sgl.server_patches import row_writer
+
+    row_writer.register()
