@@ -1,0 +1,145 @@
+"""RapidConfig: the one validated record of RAPID's options.
+
+Server defaults (``--rapid-*`` flags, ``RAPID_SGL_*`` environment variables) and
+per-request keys (``rapid_*`` in ``custom_params``) are derived from its fields, so a
+new option is declared once, here.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+ENV_PREFIX = "RAPID_SGL_"
+WIRE_PREFIX = "rapid_"
+
+DRAFTERS = ("view", "off")
+TRANSFERS = ("none", "mixture", "logits", "distill")
+RESIDUALS = ("exact", "paper")
+
+
+class RapidOptionError(ValueError):
+    """An option has a wrong name, type or value; the text names the value and the fix."""
+
+
+def _option(
+    default: Any, text: str, *, choices: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf
+) -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices, "low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class RapidConfig:
+    """Options of RAPID decoding; see DESIGN sections 3 and 4 for what they do.
+
+    Raises:
+        RapidOptionError: from ``__post_init__`` when a value is out of range, of
+            the wrong type, or when ``head + recent`` leaves no room in ``budget``.
+    """
+
+    drafter: str = _option(
+        "view", "draft from a view of the target's own KV cache, or not at all", choices=DRAFTERS
+    )
+    draft_length: int = _option(4, "draft tokens per target pass (gamma)", low=1, high=32)
+    budget: int = _option(1024, "prompt tokens in a draft row: head + spans + recent", low=1)
+    head: int = _option(64, "first prompt tokens that a view always keeps", low=0)
+    recent: int = _option(512, "last prompt tokens that a view always keeps", low=0)
+    transfer: str = _option("none", "how the drafter's law changes the target's law", choices=TRANSFERS)
+    lam: float = _option(
+        0.1, "lambda: the drafter's share under transfer mixture or logits", low=0.0, high=1.0
+    )
+    eta: float = _option(10.0, "eta: transfer strength under transfer distill", low=0.0)
+    alpha: float = _option(0.1, "distill moves only tokens with q >= alpha * max q", low=0.0, high=1.0)
+    residual: str = _option("exact", "law of the token that replaces a rejected draft", choices=RESIDUALS)
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = _check(spec, getattr(self, spec.name), WIRE_PREFIX + public_name(spec.name))
+            object.__setattr__(self, spec.name, value)
+        if self.head + self.recent > self.budget:
+            raise RapidOptionError(
+                f"rapid_head={self.head} plus rapid_recent={self.recent} exceeds rapid_budget={self.budget}; "
+                "raise the budget or lower one of the windows"
+            )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> RapidConfig:
+        """Server defaults from ``RAPID_SGL_<NAME>`` variables.
+
+        Raises:
+            RapidOptionError: for an unknown ``RAPID_SGL_*`` name or a bad value.
+        """
+        env = os.environ if env is None else env
+        known = {env_name(spec.name): spec for spec in fields(cls)}
+        given = {name: text for name, text in env.items() if name.startswith(ENV_PREFIX)}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            raise RapidOptionError(
+                f"unknown environment variable {unknown[0]}; known: {', '.join(sorted(known))}"
+            )
+        values = {known[name].name: parse_text(known[name].name, text) for name, text in given.items()}
+        return cls(**values)
+
+    def to_env(self) -> dict[str, str]:
+        """Environment variables that reproduce this record in a server process."""
+        return {env_name(spec.name): str(getattr(self, spec.name)) for spec in fields(self)}
+
+    def with_wire(self, options: Mapping[str, Any]) -> RapidConfig:
+        """This record with the ``rapid_*`` keys of one request applied.
+
+        Raises:
+            RapidOptionError: for an unknown key, a wrong type or a value out of range.
+        """
+        known = {WIRE_PREFIX + public_name(spec.name): spec for spec in fields(self)}
+        unknown = sorted(set(options) - set(known))
+        if unknown:
+            raise RapidOptionError(
+                f"unknown option {unknown[0]!r}; known: rapid_spans, {', '.join(sorted(known))}"
+            )
+        return replace(self, **{known[key].name: value for key, value in options.items()})
+
+
+def public_name(field_name: str) -> str:
+    """Name of a field on the wire and in flags (``lambda`` is a Python keyword, hence ``lam``)."""
+    return "lambda" if field_name == "lam" else field_name
+
+
+def env_name(field_name: str) -> str:
+    return ENV_PREFIX + public_name(field_name).upper()
+
+
+def flag_name(field_name: str) -> str:
+    return "--rapid-" + public_name(field_name).replace("_", "-")
+
+
+def parse_text(field_name: str, text: str) -> Any:
+    """A flag's or variable's text as the field's type; the range is checked by ``RapidConfig`` itself."""
+    kind = type(getattr(RapidConfig, field_name))
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise RapidOptionError(f"{env_name(field_name)}={text!r} is not {_article(kind)}") from error
+
+
+def _check(spec: Any, value: Any, name: str) -> Any:
+    kind = type(spec.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise RapidOptionError(f"{name}={value!r} is {_article(type(value))}, not {_article(kind)}")
+    choices, low, high = (spec.metadata[key] for key in ("choices", "low", "high"))
+    if choices and value not in choices:
+        raise RapidOptionError(f"{name}={value!r} is not one of {', '.join(choices)}")
+    if kind is not str and not (low <= value <= high and math.isfinite(value)):
+        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise RapidOptionError(f"{name}={value!r} is out of range; use {_article(kind)} {bounds}")
+    return value
+
+
+def _article(kind: type) -> str:
+    return {int: "an integer", float: "a number", str: "a string", bool: "a boolean"}.get(
+        kind, f"a {kind.__name__}"
+    )
