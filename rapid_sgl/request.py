@@ -56,12 +56,30 @@ def parse_options(
             f"rapid_draft_length={config.draft_length} exceeds the server's {max_draft_length}; "
             "lower it or start the server with a larger --rapid-draft-length"
         )
+    _check_budget(spans, config, prompt_len)
     return RequestOptions(config, spans)
+
+
+def outside_windows(spans: Sequence[Span], config: RapidConfig, prompt_len: int) -> list[Span]:
+    """The parts of ``spans`` that the head and recent windows do not keep anyway, sorted and disjoint."""
+    recent_start = prompt_len - config.recent
+    clipped = [(max(start, config.head), min(end, recent_start)) for start, end in spans]
+    return [(start, end) for start, end in clipped if start < end]
 
 
 def spans_to_wire(spans: Sequence[Span]) -> list[int]:
     """Spans as the flat list that ``custom_params`` can carry: start, end, start, end, …"""
     return [bound for span in spans for bound in span]
+
+
+def _check_budget(spans: Sequence[Span], config: RapidConfig, prompt_len: int) -> None:
+    taken = sum(end - start for start, end in outside_windows(spans, config, prompt_len))
+    room = config.budget - config.head - config.recent
+    if prompt_len > config.budget and taken > room:
+        raise RapidOptionError(
+            f"{SPANS_KEY} hold {taken} tokens outside the windows, but rapid_budget={config.budget} leaves {room} "
+            f"beside rapid_head={config.head} and rapid_recent={config.recent}; send fewer spans or raise the budget"
+        )
 
 
 def _parse_spans(flat: Any, prompt_len: int) -> tuple[Span, ...]:

@@ -40,13 +40,23 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Choose what the device can serve; fields the user set to something servable are kept."""
         server_args.attention_backend = ATTENTION_BACKEND
+        # an idle scheduler would spin on a core that other processes of the machine could use
+        server_args.sleep_on_idle = True
         server_args.disable_overlap_schedule = True
+        if server_args.dtype == "auto":
+            server_args.dtype = "float32"
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = 65536
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
 
     def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
-        return None
+        if kind != "mha":
+            return None
+        from rapid_sgl.platform.kv_pool_tmp import Pool
+
+        return Pool
 
     def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
         """The device string: ``ServerArgs.device`` is filled from here and is split as a string."""

@@ -1,0 +1,1 @@
+"""Verification: the law (pure torch) and what SGLang requests ask of it."""

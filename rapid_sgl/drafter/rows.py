@@ -1,0 +1,98 @@
+"""Draft rows: for each running request, the list of KV slots that the drafter attends to.
+
+A *view* row holds slots of the target's own KV cache: head window, retrieved spans,
+recent window, then everything generated so far. Rows live in a table with the layout
+of SGLang's ``req_to_token`` and use the same row index as the request, so a row costs
+table space but no KV slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.request import Span, outside_windows
+
+
+@dataclass(frozen=True)
+class View:
+    """A request's draft row: ``length`` prompt tokens, each later token shifted down by ``shift``."""
+
+    pool_idx: int  # row in SGLang's table and in ours
+    length: int  # prompt tokens in the row
+    shift: int  # prompt tokens left out, = prompt_len - length
+
+
+def view_ranges(prompt_len: int, spans: Sequence[Span], config: RapidConfig) -> list[Span]:
+    """Token ranges of the prompt that a view keeps, sorted, disjoint and merged when adjacent.
+
+    Head and recent windows are always kept; budget that the spans leave unused
+    lengthens the recent window.
+
+    Args:
+        prompt_len: tokens of the prompt; must exceed ``config.budget``.
+        spans: retrieved ranges, sorted and disjoint; parts inside the windows are free.
+    """
+    recent_start = prompt_len - config.recent
+    kept = outside_windows(spans, config, prompt_len)
+    spare = config.budget - config.head - config.recent - sum(end - start for start, end in kept)
+    while spare > 0 and recent_start > config.head:
+        # walk the recent window back over the nearest gap; retrieved tokens on the way cost nothing
+        gap_start = kept[-1][1] if kept else config.head
+        step = min(spare, recent_start - gap_start)
+        recent_start, spare = recent_start - step, spare - step
+        if spare > 0 and kept:
+            recent_start = kept.pop()[0]
+    ranges = [(0, config.head), *kept, (recent_start, prompt_len)]
+    return _merge([span for span in ranges if span[0] < span[1]])
+
+
+def _merge(ranges: list[Span]) -> list[Span]:
+    merged: list[Span] = []
+    for start, end in ranges:
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+class DraftRows:
+    """The table of draft rows; row ``i`` belongs to the request that holds row ``i`` of the target's table.
+
+    Args:
+        req_to_token: the target's table [rows, max_len], int32, on the serving device.
+    """
+
+    def __init__(self, req_to_token: torch.Tensor):
+        self.target = req_to_token
+        self.req_to_token = torch.zeros_like(req_to_token)
+
+    def build(self, pool_idx: int, prompt_len: int, ranges: Sequence[Span]) -> View:
+        """Write the view's slots into row ``pool_idx``; the prompt must be in the target's cache."""
+        length = 0
+        for start, end in ranges:
+            size = end - start
+            self.req_to_token[pool_idx, length : length + size] = self.target[pool_idx, start:end]
+            length += size
+        return View(pool_idx, length, prompt_len - length)
+
+    def extend(
+        self,
+        pool_idx: torch.Tensor,  # int64 [n]
+        start: torch.Tensor,  # int64 [n], first target position to copy
+        shift: torch.Tensor,  # int64 [n]
+        width: int,
+    ) -> torch.Tensor:
+        """Copy the slots of target positions ``start … start + width - 1`` to the rows' ends.
+
+        Returns:
+            int64 [n, width], those slots.
+        """
+        positions = start[:, None] + torch.arange(width, device=start.device)
+        slots = self.target[pool_idx[:, None], positions]
+        self.req_to_token[pool_idx[:, None], positions - shift[:, None]] = slots
+        return slots.to(torch.int64)

@@ -1,0 +1,233 @@
+"""RapidWorker: one decode step is draft, verify, commit.
+
+SGLang's scheduler drives it through the spec V2 schema (``BaseSpecWorker``); prefill and
+sampling of a request's first token stay with SGLang's own worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.drafter.rag import Drafts, RAGDrafter
+from rapid_sgl.drafter.rows import DraftRows
+from rapid_sgl.server_patches import kv_release
+from rapid_sgl.state import RequestState, RequestTable
+from rapid_sgl.stats import StepStats
+from rapid_sgl.verify.inputs import RapidDraftInput, verify_input
+from rapid_sgl.verify.law import Law, verify_chain
+from rapid_sgl.verify.noise import uniforms
+from rapid_sgl.verify.rules import LogitRules
+
+logger = logging.getLogger(__name__)
+
+# independent random numbers per token position
+ACCEPT, RESAMPLE, DRAFT, STREAMS = 0, 1, 2, 3
+
+
+class RapidWorker(BaseSpecWorker):
+    """Draft with the served model over short rows, verify with the full context.
+
+    Args:
+        server_args, gpu_id, nccl_port: as SGLang passes them to every speculative worker.
+        target_worker: SGLang's ``TpModelWorker`` of the served model.
+
+    Raises:
+        RapidOptionError: a ``RAPID_SGL_*`` variable is wrong.
+    """
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any):
+        super().__init__()
+        self._target_worker = target_worker
+        self.runner = target_worker.model_runner
+        self.config = RapidConfig.from_env()
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.stats = StepStats()
+        logger.info("RAPID defaults: %s", self.config)
+
+    @property
+    def draft_worker(self) -> None:
+        """No second model: the drafter runs the target's own weights."""
+        return None
+
+    def alloc_memory_pool(
+        self,
+        memory_pool_config: Any = None,
+        req_to_token_pool: Any = None,
+        token_to_kv_pool_allocator: Any = None,
+    ) -> None:
+        """Called by the scheduler once the target's pools exist."""
+        self.rows = DraftRows(req_to_token_pool.req_to_token)
+        self.requests = RequestTable(
+            self.rows, self.config, self.speculative_num_draft_tokens - 1, _why_no_views(self.runner)
+        )
+        kv_release.listeners.append(self.requests.release)
+
+    def init_attention_backends(self) -> None:
+        """Called by the scheduler once the target's attention backend exists."""
+        self.drafter = RAGDrafter(self.runner, self.rows)
+
+    def clear_cache_pool(self) -> None:
+        """``/flush_cache``: SGLang flushes only when no request runs, so nothing here is in use."""
+        self.requests.clear()
+
+    def report(self) -> dict[str, Any]:
+        """Statistics for ``/server_info``: options, step totals, undrafted requests by reason."""
+        return {
+            "config": vars(self.config),
+            **self.stats.snapshot(),
+            "undrafted": dict(self.requests.undrafted),
+            "running": len(self.requests),
+        }
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """Run one batch: prefill as SGLang does, or one draft-verify-commit step."""
+        if not batch.forward_mode.is_decode():
+            return self._prefill(batch, on_publish)
+        with self.stats.step() as step:
+            states = [self.requests.get(req) for req in batch.reqs]
+            law = Law.from_rows([state.law for state in states], device=batch.seq_lens.device)
+            rules = LogitRules(batch, [state.penalties for state in states])
+            lengths = [_draft_length(req, state) for req, state in zip(batch.reqs, states, strict=True)]
+            noise = self._noise(batch, states, max(lengths))
+
+            with step.timed("draft"):
+                drafts = self._draft(batch, states, lengths, law, rules, noise)
+            tokens = _verify_tokens(batch, drafts)
+            with step.timed("verify"):
+                output = self._target_logits(batch, tokens)
+            rules.apply_to_target_(output.next_token_logits, drafts.chains, tokens)
+            verdict = verify_chain(
+                output.next_token_logits.view(*tokens.shape, -1),
+                drafts.w,
+                drafts.q,
+                tokens[:, 1:],
+                torch.tensor([len(chain) for chain in drafts.chains], device=tokens.device),
+                law,
+                noise[..., [ACCEPT, RESAMPLE]] if law.any_sampled else None,
+            )
+            result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
+            step.count(drafts.chains, verdict.accept_lens)
+        return result
+
+    def _prefill(
+        self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None
+    ) -> GenerationBatchResult:
+        if batch.sampling_info is not None and not batch.sampling_info.is_all_greedy:
+            _seed_first_token(batch)
+        result = self.target_worker.forward_batch_generation(batch)
+        result.new_seq_lens = batch.seq_lens.clone()
+        result.accept_lens = torch.ones(len(batch.reqs), dtype=torch.int32, device=batch.seq_lens.device)
+        result.next_draft_input = RapidDraftInput()
+        result.speculative_num_draft_tokens = 1
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        return result
+
+    def _noise(self, batch: Any, states: list[RequestState], width: int) -> torch.Tensor:
+        """Uniforms float64 [bs, width + 1, STREAMS] of the positions that this step may fill."""
+        seeds = torch.tensor(
+            [state.seed for state in states], dtype=torch.int64, device=batch.seq_lens.device
+        )
+        return uniforms(seeds, batch.seq_lens.long(), width + 1, STREAMS)
+
+    def _draft(
+        self,
+        batch: Any,
+        states: list[RequestState],
+        lengths: list[int],
+        law: Law,
+        rules: LogitRules,
+        noise: torch.Tensor,
+    ) -> Drafts:
+        if not any(lengths):
+            empty = torch.empty(len(states), 0, self.runner.model_config.vocab_size, device=noise.device)
+            return Drafts([[] for _ in states], w=empty, q=empty)
+        return self.drafter.draft(batch, states, lengths, law, rules, noise[..., DRAFT])
+
+    def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:
+        """The verify pass: target logits for every token of every chain (``LogitsProcessorOutput``)."""
+        batch.spec_info = verify_input(self.runner, batch, tokens)
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.input_ids = tokens.flatten()
+        positions = batch.seq_lens[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        batch.out_cache_loc = (
+            self.rows.target[batch.req_pool_indices[:, None], positions].flatten().to(torch.int64)
+        )
+        result = self.target_worker.forward_batch_generation(batch, is_verify=True)
+        batch.forward_mode = ForwardMode.DECODE
+        return result.logits_output
+
+    def _commit(
+        self,
+        batch: Any,
+        output: Any,
+        tokens: torch.Tensor,
+        accept_lens: torch.Tensor,
+        on_publish: Callable[[torch.Tensor], None] | None,
+    ) -> GenerationBatchResult:
+        """Hand ``tokens`` [bs, width] and ``accept_lens`` [bs] (bonus included) to the scheduler."""
+        new_seq_lens = batch.seq_lens + accept_lens
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, output, tokens.flatten(), chain_stride=tokens.shape[1])
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+        return GenerationBatchResult(
+            logits_output=output,
+            next_token_ids=tokens.flatten(),
+            accept_lens=accept_lens.to(torch.int32),
+            new_seq_lens=new_seq_lens,
+            next_draft_input=RapidDraftInput(),
+            speculative_num_draft_tokens=tokens.shape[1],
+        )
+
+
+def _draft_length(req: Any, state: RequestState) -> int:
+    """Drafts worth verifying: none without a view, none past the answer's token limit."""
+    if state.view is None:
+        return 0
+    remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
+    return max(0, min(state.options.config.draft_length, remaining - 1))
+
+
+def _verify_tokens(batch: Any, drafts: Drafts) -> torch.Tensor:
+    """int64 [bs, width + 1]: each request's last committed token, its drafts, then padding."""
+    width = drafts.width
+    rows = [
+        [req.output_ids[-1], *chain, *[0] * (width - len(chain))]
+        for req, chain in zip(batch.reqs, drafts.chains, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.int64, device=batch.seq_lens.device)
+
+
+def _seed_first_token(batch: Any) -> None:
+    """Let SGLang's own seeded sampler draw the first token where a request of the batch gave a seed."""
+    seeds = [req.sampling_params.sampling_seed for req in batch.reqs]
+    if all(seed is None for seed in seeds) or batch.sampling_info.sampling_seed is not None:
+        return
+    fresh = torch.randint(2**31, (len(seeds),)).tolist()
+    chosen = [given if given is not None else drawn for given, drawn in zip(seeds, fresh, strict=True)]
+    batch.sampling_info.sampling_seed = torch.tensor(chosen, dtype=torch.int64, device=batch.seq_lens.device)
+
+
+def _why_no_views(runner: Any) -> str:
+    """Why KV of this model cannot be picked token by token; "" when it can."""
+    if runner.is_hybrid_swa or runner.kv_cache_configurator.mambaish_config is not None:
+        return "kv_not_per_token"
+    if runner.model_config.model_is_mrope:
+        return "mrope"
+    return ""
