@@ -1,0 +1,68 @@
+"""SGLang's side of the seams: each patched symbol exists and is still called the way the patch expects."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+
+import pytest
+import torch
+from rapid_sgl.server_patches import kv_release, request_check, row_writer, server_info
+
+PATCHES = (kv_release, request_check, row_writer, server_info)
+
+
+def original(target):
+    return inspect.unwrap(pkgutil.resolve_name(target))
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__.rsplit(".", 1)[1])
+def test_target_exists_and_is_in_the_ledger(patch):
+    assert callable(original(patch.TARGET))
+    ledger = (pkgutil.resolve_name("pathlib").Path(row_writer.__file__).parent / "LEDGER.md").read_text()
+    name = patch.__name__.rsplit(".", 1)[1]
+    assert f"`{name}.py`" in ledger and patch.TARGET.rsplit(".", 1)[1] in ledger
+
+
+def parameters(target):
+    return list(inspect.signature(original(target)).parameters)
+
+
+def test_signatures():
+    assert parameters(row_writer.TARGET) == list(inspect.signature(row_writer.write_rows).parameters)
+    assert parameters(kv_release.TARGET)[0] == "req"
+    assert parameters(server_info.TARGET) == ["self", "state"]
+    assert parameters(request_check.TARGET)[:4] == ["self", "obj", "input_text", "input_ids"]
+
+
+def test_row_writer_writes_what_the_kernel_would():
+    table = torch.zeros(4, 10, dtype=torch.int32)
+    start, end = torch.tensor([2, 0, 5]), torch.tensor([4, 3, 5])
+    row_writer.write_rows(torch.tensor([3, 1, 2]), table, start, end, torch.arange(101, 106), 3)
+    wanted = torch.zeros(4, 10, dtype=torch.int32)
+    wanted[3, 2:4] = torch.tensor([101, 102])
+    wanted[1, 0:3] = torch.tensor([103, 104, 105])
+    assert torch.equal(table, wanted)
+
+
+def test_algorithm_has_every_method_of_the_enum():
+    """``CustomSpecAlgo`` lacks some methods that the scheduler calls on ``SpeculativeAlgorithm``; RAPID has them."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from rapid_sgl.algorithm import RapidAlgorithm
+
+    public = {
+        name for name, value in vars(SpeculativeAlgorithm).items() if callable(value) and name[0] != "_"
+    }
+    registration = {"from_string", "register", "get_platform_worker_cls"}
+    assert public - registration <= set(dir(RapidAlgorithm))
+
+
+def test_worker_has_every_method_of_the_schema():
+    """Abstract or called by the scheduler: the worker inherits or defines all of ``BaseSpecWorker``."""
+    from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+
+    from rapid_sgl.worker import RapidWorker
+
+    assert issubclass(RapidWorker, BaseSpecWorker)
+    assert not RapidWorker.__abstractmethods__

@@ -1,0 +1,113 @@
+"""Servers shared by the end-to-end tests: one per configuration, started on first use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import pytest
+
+from rapid_sgl.client import Server
+from rapid_sgl.models import embedded_model_path
+
+# a leak makes SGLang's strict idle check raise; a crash leaves a traceback
+ALARMS = re.compile(r"Traceback|memory leak|Scheduler hit an exception", re.IGNORECASE)
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def _serve(tmp: Path, *args: str) -> Iterator[Server]:
+    log = tmp / "server.log"
+    with Server.start(args, env=STRICT, log_path=log) as server:
+        yield server
+        server.client.flush_cache()
+        assert server.alive, f"the server ended during the tests:\n{server.log_tail()}"
+    alarms = [line for line in log.read_text(errors="replace").splitlines() if ALARMS.search(line)]
+    assert not alarms, "\n".join(alarms[:20])
+
+
+@pytest.fixture(scope="session")
+def rapid_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`rapid-sgl serve` with the embedded model and default options."""
+    yield from _serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics")
+
+
+@pytest.fixture(scope="session")
+def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A KV pool far too small for the requests that the tests send at once, so that some are retracted."""
+    yield from _serve(
+        tmp_path_factory.mktemp("crowded"),
+        "--max-total-tokens=6000",
+        "--max-running-requests=16",
+        "--schedule-conservativeness=0.1",
+    )
+
+
+@cache
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(embedded_model_path())
+
+
+def chat_ids(document: str, question: str) -> list[int]:
+    """Token ids of a chat-templated prompt: the document, then the question."""
+    text = tokenizer().apply_chat_template(
+        [{"role": "user", "content": f"{document}\n\n{question}".strip()}],
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    return tokenizer()(text)["input_ids"]
+
+
+@cache
+def reference_text(tokens: int) -> str:
+    """The start of the Python language reference, about ``tokens`` long."""
+    names = (
+        "with",
+        "try",
+        "for",
+        "while",
+        "if",
+        "function",
+        "class",
+        "import",
+        "assert",
+        "del",
+        "return",
+        "raise",
+    )
+    ids = tokenizer()("\n".join(topics[name] for name in names))["input_ids"]
+    return tokenizer().decode(ids[:tokens])
+
+
+def generate(
+    server: Server, input_ids: list[int], max_new_tokens: int = 32, **options: Any
+) -> dict[str, Any]:
+    """One answer. ``rapid_*`` keywords go to ``custom_params``, others to ``sampling_params``."""
+    return server.client.generate(**body(input_ids, max_new_tokens, **options))
+
+
+def body(input_ids: Any, max_new_tokens: int = 32, **options: Any) -> dict[str, Any]:
+    rapid = {key: value for key, value in options.items() if key.startswith("rapid_")}
+    top = {
+        key: options.pop(key) for key in ("return_logprob", "top_logprobs_num", "stream") if key in options
+    }
+    sampling = {key: value for key, value in options.items() if key not in rapid}
+    params = {"temperature": 0, **sampling, "max_new_tokens": max_new_tokens, "custom_params": rapid or None}
+    return {"input_ids": input_ids, "sampling_params": params, **top}
+
+
+def in_parallel(count: int, call: Any, items: list[Any]) -> list[Any]:
+    """``call`` over ``items`` with ``count`` requests under way at once; exceptions are raised."""
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(call, items))
+
+
+def rapid_stats(server: Server) -> dict[str, Any]:
+    """The ``rapid`` part of ``/server_info``."""
+    return server.client.info().raw["internal_states"][0]["rapid"]

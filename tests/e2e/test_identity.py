@@ -1,0 +1,123 @@
+"""Greedy decoding with drafts commits the tokens of greedy decoding without them."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import chat_ids, generate, in_parallel, rapid_stats, reference_text
+
+TIE = 1e-4  # two logits closer than this may swap between two ways of summing the same numbers
+
+QUESTIONS = (
+    "What does the with statement do?",
+    "Summarise the text above in two sentences.",
+    "List three keywords that the text explains.",
+    "What happens when an exception is raised inside try?",
+    "Write a short example of a for loop.",
+    "What is a decorator?",
+)
+# (document tokens, question): 4 below the budget, 20 above it, up to the model's 7K
+PROMPTS = [(size, question) for size in (0, 300) for question in QUESTIONS[:2]]
+PROMPTS += [(size, question) for size in (1300, 2600, 4000) for question in QUESTIONS]
+PROMPTS += [(7000, question) for question in QUESTIONS[:2]]
+
+
+def assert_same_tokens(server, ids, drafted, plain, **options):
+    """Equal token by token, or different first where the target's two best logits tie within TIE."""
+    if drafted["output_ids"] == plain["output_ids"]:
+        return
+    pairs = zip(drafted["output_ids"], plain["output_ids"], strict=False)
+    at = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    scored = generate(
+        server, ids, at + 1, rapid_drafter="off", return_logprob=True, top_logprobs_num=2, **options
+    )
+    (first, *_), (second, *_) = scored["meta_info"]["output_top_logprobs"][at]
+    assert first - second < TIE, (
+        f"differs at token {at} of a {len(ids)}-token prompt where the best two logits are {first - second:.2e} apart"
+    )
+
+
+@pytest.fixture(scope="module")
+def plain_answers(rapid_server):
+    prompts = [chat_ids(reference_text(size) if size else "", question) for size, question in PROMPTS]
+    return prompts, [generate(rapid_server, ids, rapid_drafter="off") for ids in prompts]
+
+
+def test_one_request_at_a_time(rapid_server, plain_answers):
+    before = rapid_stats(rapid_server)["drafted"]["accepted"]
+    for ids, plain in zip(*plain_answers, strict=True):
+        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids), plain)
+    assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
+
+
+def test_eight_at_once(rapid_server, plain_answers):
+    """Long and short, drafted and not, different draft lengths, side by side in one batch."""
+    prompts, plain = plain_answers
+    lengths = [1 + i % 4 for i in range(len(prompts))]
+
+    def ask(item):
+        return generate(rapid_server, item[0], rapid_draft_length=item[1])
+
+    drafted = in_parallel(8, ask, list(zip(prompts, lengths, strict=True)))
+    for ids, answer, reference in zip(prompts, drafted, plain, strict=True):
+        assert_same_tokens(rapid_server, ids, answer, reference)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": ["\n"]},
+        {"stop": ["the", "a "]},
+        {"stop_token_ids": [28]},
+        {"ignore_eos": True, "max_new_tokens": 90},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.3},
+        {"repetition_penalty": 1.3},
+        {"min_new_tokens": 24},
+        {"logit_bias": {"28": -5.0, "260": 3.0}},
+        {"max_new_tokens": 1},
+        {"max_new_tokens": 2},
+        {"rapid_spans": [200, 400, 900, 1100]},
+        {"rapid_budget": 200, "rapid_head": 0, "rapid_recent": 0},
+        {"rapid_draft_length": 1},
+        {"regex": r"(yes|no), because [a-z ]{10,60}\."},
+        {
+            "json_schema": '{"type":"object","properties":{"topic":{"type":"string","maxLength":20},"useful":{"type":"boolean"}},"required":["topic","useful"]}'
+        },
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_options_leave_greedy_output_alone(rapid_server, options):
+    ids = chat_ids(reference_text(1800), QUESTIONS[1])
+    options = {"max_new_tokens": 40, **options}
+    drafted = generate(rapid_server, ids, **options)
+    shared = {key: value for key, value in options.items() if not key.startswith("rapid_")}
+    plain = generate(rapid_server, ids, **shared, rapid_drafter="off")
+    shared.pop("max_new_tokens")
+    assert_same_tokens(rapid_server, ids, drafted, plain, **shared)
+    assert drafted["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
+    assert drafted["text"] == plain["text"]
+
+
+def test_logprobs_are_the_targets(rapid_server):
+    ids = chat_ids(reference_text(1800), QUESTIONS[0])
+    ask = {"return_logprob": True, "top_logprobs_num": 3, "max_new_tokens": 24}
+    drafted = generate(rapid_server, ids, **ask)
+    plain = generate(rapid_server, ids, **ask, rapid_drafter="off")
+    assert drafted["output_ids"] == plain["output_ids"]
+    for key in ("output_token_logprobs", "output_top_logprobs"):
+        for got, wanted in zip(drafted["meta_info"][key], plain["meta_info"][key], strict=True):
+            got, wanted = ([item] if not isinstance(item[0], list) else item for item in (got, wanted))
+            assert [entry[1] for entry in got] == [entry[1] for entry in wanted]
+            assert [entry[0] for entry in got] == pytest.approx([entry[0] for entry in wanted], abs=2e-4)
+
+
+def test_parallel_samples(rapid_server):
+    ids = chat_ids(reference_text(1800), QUESTIONS[0])
+    answers = generate(rapid_server, ids, n=3)
+    plain = generate(rapid_server, ids, rapid_drafter="off")
+    assert [answer["output_ids"] for answer in answers] == [plain["output_ids"]] * 3
+
+
+def test_short_prompts_ride_undrafted(rapid_server):
+    answer = generate(rapid_server, chat_ids("", QUESTIONS[0]))
+    assert answer["meta_info"]["spec_accept_length"] == pytest.approx(1.0, abs=0.1)
+    assert rapid_stats(rapid_server)["undrafted"]["short_prompt"] > 0

@@ -1,0 +1,52 @@
+"""At T = 1 the real server's drafted output follows the target's law.
+
+Two-sample chi-square tests on the first three tokens; each raises a false alarm with
+probability 1e-4 (so about once in 5,000 runs of this file).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from conftest import body, chat_ids, in_parallel, reference_text
+from scipy.stats import chi2_contingency
+
+SAMPLES, PER_REQUEST = 2016, 48
+FALSE_ALARM = 1e-4
+# a view so small that the drafter is often wrong: the accept and residual paths both carry weight
+TINY_VIEW = {"rapid_budget": 40, "rapid_head": 8, "rapid_recent": 24}
+
+
+def first_tokens(server, **options):
+    ids = chat_ids(reference_text(160), "Answer in one word: what is this about?")
+    request = body(ids, 4, temperature=1.0, ignore_eos=True, n=PER_REQUEST, **options)
+    batches = in_parallel(1, lambda _: server.client.generate(**request), range(SAMPLES // PER_REQUEST))
+    return Counter(tuple(answer["output_ids"][:3]) for batch in batches for answer in batch)
+
+
+def p_value(a: Counter, b: Counter) -> float:
+    """Chi-square of a 2 × k table; outcomes seen fewer than 20 times in all are one outcome."""
+    rare = [key for key in a | b if a[key] + b[key] < 20]
+    table = [[count[key] for key in sorted(a | b) if key not in rare] for count in (a, b)]
+    for row, count in zip(table, (a, b), strict=True):
+        row.append(sum(count[key] for key in rare))
+    return chi2_contingency(table).pvalue
+
+
+@pytest.fixture(scope="module")
+def plain(rapid_server):
+    return first_tokens(rapid_server, rapid_drafter="off")
+
+
+@pytest.mark.parametrize("residual", ["exact"])
+def test_drafted_law_is_the_targets(rapid_server, plain, residual):
+    drafted = first_tokens(rapid_server, **TINY_VIEW, rapid_residual=residual)
+    assert sum(drafted.values()) == SAMPLES
+    assert p_value(drafted, plain) > FALSE_ALARM
+
+
+def test_the_test_can_see_a_wrong_law(rapid_server, plain):
+    """With λ = 1 the server emits the drafter's law; had that passed for the target's, the test would be blind."""
+    wrong = first_tokens(rapid_server, **TINY_VIEW, rapid_transfer="mixture", rapid_lambda=1.0)
+    assert p_value(wrong, plain) < FALSE_ALARM

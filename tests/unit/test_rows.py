@@ -1,0 +1,65 @@
+"""Draft rows: which prompt tokens a view keeps, and that rows list the target's slots."""
+
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.drafter.rows import DraftRows, view_ranges
+
+
+@st.composite
+def view_cases(draw):
+    budget = draw(st.integers(1, 60))
+    head = draw(st.integers(0, budget))
+    recent = draw(st.integers(0, budget - head))
+    prompt_len = draw(st.integers(budget + 1, 200))
+    room = budget - head - recent
+    spans, at = [], 0
+    while room > 0 and draw(st.booleans()):
+        start = at + draw(st.integers(0, 30))
+        end = min(start + draw(st.integers(1, room)), prompt_len)
+        if start >= end:
+            break
+        spans.append((start, end))
+        room -= end - start
+        at = end
+    return prompt_len, spans, RapidConfig(budget=budget, head=head, recent=recent)
+
+
+@given(view_cases())
+def test_view_keeps_windows_and_spans_and_fills_the_budget(case):
+    prompt_len, spans, config = case
+    ranges = view_ranges(prompt_len, spans, config)
+    kept = [token for start, end in ranges for token in range(start, end)]
+    assert kept == sorted(set(kept))
+    assert len(kept) == config.budget
+    wanted = set(range(config.head)) | set(range(prompt_len - config.recent, prompt_len))
+    for start, end in spans:
+        wanted |= set(range(start, end))
+    assert wanted <= set(kept)
+    # merged: neighbours are never adjacent
+    assert all(end < start for (_, end), (start, _) in pairwise(ranges))
+
+
+def test_rest_of_the_budget_lengthens_the_recent_window():
+    config = RapidConfig(budget=40, head=4, recent=10)
+    assert view_ranges(100, [], config) == [(0, 4), (64, 100)]
+    assert view_ranges(100, [(50, 56)], config) == [(0, 4), (50, 56), (70, 100)]
+    # the window grows over a span it meets, which then costs nothing extra
+    assert view_ranges(100, [(80, 88)], config) == [(0, 4), (64, 100)]
+
+
+def test_rows_list_the_targets_slots():
+    target = torch.randint(1, 1000, (5, 64), dtype=torch.int32)
+    rows = DraftRows(target)
+    view = rows.build(3, 50, [(0, 4), (20, 26), (40, 50)])
+    assert (view.length, view.shift) == (20, 30)
+    wanted = torch.cat([target[3, 0:4], target[3, 20:26], target[3, 40:50]])
+    assert torch.equal(rows.req_to_token[3, :20], wanted)
+    # two generated tokens have KV (positions 50, 51); the next three slots are for drafts
+    slots = rows.extend(torch.tensor([3]), torch.tensor([50]), torch.tensor([30]), 5)
+    assert torch.equal(slots[0], target[3, 50:55].long())
+    assert torch.equal(rows.req_to_token[3, :25], torch.cat([wanted, target[3, 50:55]]))
