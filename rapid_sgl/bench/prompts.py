@@ -1,0 +1,90 @@
+"""Prompts of a measurement: a real text, a question about it, and an exact number of tokens."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import accumulate
+
+from rapid_sgl.bench import BenchError
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder, retrieve
+from rapid_sgl.retrieval.spans import Span
+
+QUESTION = "What are the rules that this text describes? List them one by one, in its own words."
+# English prose and Python code have about four characters to a token.
+CHARS_PER_TOKEN = 4
+# Multiples of the golden ratio spread any number of starting points evenly over the text.
+SPREAD = 0.6180339887
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """Token ids of one request and the spans that its view is made of."""
+
+    ids: list[int]
+    spans: list[Span]
+
+
+def bench_prompts(builder: PromptBuilder, context: int, count: int, config: RapidConfig) -> list[BenchPrompt]:
+    """``count`` chat prompts of exactly ``context`` tokens about different parts of Python's reference.
+
+    Args:
+        builder: of the served model's tokenizer.
+        context: tokens per prompt, the chat template and the question included.
+        config: budget and windows that the spans are chosen for.
+
+    Raises:
+        BenchError: ``context`` is too short for the question or longer than the text.
+    """
+    return [_bench_prompt(builder, context, member, config) for member in range(count)]
+
+
+def _bench_prompt(builder: PromptBuilder, context: int, member: int, config: RapidConfig) -> BenchPrompt:
+    text = _text_from(member)
+    size = context * CHARS_PER_TOKEN
+    prompt = builder.build(text[:size], QUESTION, None)
+    while len(prompt) < context:
+        if size > len(text):
+            raise BenchError(
+                f"context {context} is longer than the built-in text; use {len(prompt)} tokens or fewer"
+            )
+        size *= 2
+        prompt = builder.build(text[:size], QUESTION, None)
+    cut = _cut_to(prompt, context)
+    spans = retrieve(cut, QUESTION, budget=config.budget, head=config.head, recent=config.recent)
+    return BenchPrompt(cut.ids, spans)
+
+
+def _cut_to(prompt: Prompt, context: int) -> Prompt:
+    """``prompt`` without the end of its document, so that it has ``context`` tokens."""
+    first, last = prompt.document
+    end = last - (len(prompt) - context)
+    if end <= first:
+        around = len(prompt) - (last - first)
+        raise BenchError(
+            f"context {context} leaves no room for a text: template and question take {around} tokens; "
+            f"use {around + 1} or more"
+        )
+    return replace(
+        prompt,
+        ids=[*prompt.ids[:end], *prompt.ids[last:]],
+        document=(first, end),
+        chunks=[chunk for chunk in prompt.chunks if chunk.end <= end],
+    )
+
+
+def _text_from(member: int) -> str:
+    """The whole reference, rotated to begin at the section that is ``member``'s."""
+    sections = _sections()
+    starts = [0, *accumulate(map(len, sections))]
+    first = bisect_left(starts, member * SPREAD % 1 * starts[-1]) % len(sections)
+    return "".join([*sections[first:], *sections[:first]])
+
+
+@cache
+def _sections() -> list[str]:
+    from pydoc_data.topics import topics
+
+    return [topics[name] + "\n\n" for name in sorted(topics)]

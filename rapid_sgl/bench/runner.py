@@ -1,0 +1,151 @@
+"""Run one batch of prompts on a server: all requests at once, every event timed."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rapid_sgl.bench import BenchError
+from rapid_sgl.bench.prompts import BenchPrompt
+from rapid_sgl.bench.records import Run, StepMeans, Trace, make_run, step_means
+from rapid_sgl.config import WIRE_PREFIX, RapidConfig, public_name
+from rapid_sgl.http_client import Client, ServerInfo
+from rapid_sgl.request import SPANS_KEY, spans_to_wire
+
+# The server's totals are read while the batch is still decoding; this many more steps cover the reading.
+SNAPSHOT_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How one run is sampled."""
+
+    new_tokens: int  # tokens per request inside the window
+    temperature: float
+    config: RapidConfig  # draft length, budget and windows of method view
+
+    def max_new_tokens(self, method: str) -> int:
+        """Tokens to ask for, so that nobody finishes while the server's totals are being read."""
+        per_step = self.config.draft_length + 1 if method == "view" else 1
+        return self.new_tokens + SNAPSHOT_STEPS * per_step
+
+
+class Side:
+    """One method on one server.
+
+    Args:
+        method: one of ``rapid_sgl.bench.METHODS``.
+        url: the server.
+        info: what the server said of itself.
+    """
+
+    def __init__(self, method: str, url: str, info: ServerInfo, sizes: Sizes) -> None:
+        self.method, self.info, self._url, self._sizes = method, info, url, sizes
+        self._client = new_client(url)
+        self._counts_steps = rapid_report(info) is not None
+
+    def run(self, prompts: Sequence[BenchPrompt]) -> Run:
+        """Send all prompts at once, let every request finish, and measure.
+
+        Raises:
+            ServerError: a request was refused or the server is gone.
+            BenchError: the run is too short to time.
+        """
+        before = self._totals()
+        full = threading.Event()  # a request has its tokens, or failed
+        start = threading.Barrier(len(prompts))
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            pending = [pool.submit(self._stream, prompt, start, full) for prompt in prompts]
+            full.wait()
+            steps = self._steps_since(before)
+            traces = [item.result() for item in pending]
+        return make_run(traces, self._sizes.new_tokens, steps)
+
+    def _stream(self, prompt: BenchPrompt, start: threading.Barrier, full: threading.Event) -> Trace:
+        client = new_client(self._url)  # a session of its own: they are not made for threads
+        events: list[tuple[float, int]] = []
+        meta: dict[str, Any] = {}
+        start.wait()
+        sent = time.perf_counter()
+        try:
+            for chunk in client.stream(incremental=self.info.incremental_stream, **self._body(prompt)):
+                events.append((chunk.arrived, chunk.completion_tokens))
+                meta = chunk.meta_info
+                if chunk.completion_tokens >= self._sizes.new_tokens:
+                    full.set()
+        finally:
+            full.set()
+        if not events:
+            raise BenchError(f"{self._url} closed a stream without an answer; look at the server's log")
+        return Trace(sent, events, int(meta.get("prompt_tokens", 0)), int(meta.get("cached_tokens", 0)))
+
+    def _body(self, prompt: BenchPrompt) -> dict[str, Any]:
+        sampling = {
+            "temperature": self._sizes.temperature,
+            "max_new_tokens": self._sizes.max_new_tokens(self.method),
+            "ignore_eos": True,
+        }
+        if self._counts_steps:
+            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt)
+        return {"input_ids": prompt.ids, "sampling_params": sampling}
+
+    def _totals(self) -> dict[str, Any] | None:
+        return rapid_report(self._client.info()) if self._counts_steps else None
+
+    def _steps_since(self, before: dict[str, Any] | None) -> StepMeans | None:
+        after = self._totals()
+        return step_means(before, after) if before is not None and after is not None else None
+
+
+def custom_params(method: str, config: RapidConfig, prompt: BenchPrompt) -> dict[str, Any]:
+    """The request options that make the difference between the methods."""
+    if method != "view":
+        return {f"{WIRE_PREFIX}drafter": "off"}
+    wire = {WIRE_PREFIX + public_name(name): value for name, value in vars(config).items()}
+    return {**wire, f"{WIRE_PREFIX}drafter": "view", SPANS_KEY: spans_to_wire(prompt.spans)}
+
+
+def rapid_report(info: ServerInfo) -> dict[str, Any] | None:
+    """RAPID's part of ``/server_info``; None on a server without it."""
+    states = info.raw.get("internal_states") or [{}]
+    report: dict[str, Any] | None = states[0].get("rapid")
+    return report
+
+
+def new_client(url: str) -> Client:
+    """A client with a session of its own; the key comes from OPENAI_API_KEY, as for ``rapid-sgl ask``."""
+    return Client(url, os.environ.get("OPENAI_API_KEY"))
+
+
+def check_fits(side: Side, context: int, batch: int, sizes: Sizes) -> None:
+    """Refuse a cell that the server would reject or queue.
+
+    Raises:
+        BenchError: naming the limit and the flag that changes it.
+    """
+    raw, answer = side.info.raw, sizes.max_new_tokens(side.method)
+    room = side.info.max_prompt_tokens(answer)
+    if context > room:
+        raise BenchError(
+            f"context {context} with {answer} new tokens is more than the server takes: "
+            f"prompts may have {room} tokens; use shorter contexts or a model with a longer one"
+        )
+    running = raw.get("max_running_requests")
+    if running and batch > running:
+        raise BenchError(
+            f"batch {batch} exceeds the server's {running} running requests; "
+            "use a smaller --batch or start the server with a larger --max-running-requests"
+        )
+    # a speculative request also holds the slots of one verify pass, twice
+    slots = batch * (context + answer + 2 * (sizes.config.draft_length + 1))
+    pool = raw.get("max_total_num_tokens")
+    if pool and slots > pool:
+        raise BenchError(
+            f"{batch} requests of {context} tokens need {slots} KV slots, the server has {pool}; "
+            f"start it with --max-total-tokens {slots} or more"
+        )

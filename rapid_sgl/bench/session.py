@@ -1,0 +1,100 @@
+"""The whole measurement on a running server: every cell, warm-up, interleaved repeats, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rapid_sgl.bench import BenchError
+from rapid_sgl.bench.environment import environment, server_facts
+from rapid_sgl.bench.prompts import bench_prompts
+from rapid_sgl.bench.records import Run, make_row
+from rapid_sgl.bench.runner import Side, Sizes, check_fits, rapid_report
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.http_client import ServerInfo
+from rapid_sgl.retrieval.prompt import PromptBuilder
+
+
+def measure(
+    sides: Sequence[Side],
+    builder: PromptBuilder,
+    contexts: Sequence[int],
+    batches: Sequence[int],
+    sizes: Sizes,
+    *,
+    repeats: int,
+    update: Callable[[str], None],
+) -> dict[str, Any]:
+    """The report of ``rapid-sgl bench``: ``{"environment": …, "rows": […]}``.
+
+    Args:
+        sides: the methods to compare; the first one's server describes the environment.
+        builder: of the served model's tokenizer.
+        update: told what runs now.
+
+    Raises:
+        BenchError, ServerError: before the first run when a cell cannot be served, else from a run.
+    """
+    for side in sides:
+        for context in contexts:
+            for batch in batches:
+                check_fits(side, context, batch, sizes)
+    rows = []
+    for context in contexts:
+        prompts = bench_prompts(builder, context, max(batches), sizes.config)
+        for batch in batches:
+            cell = f"{context:,} tokens, batch {batch}"
+            runs = _interleaved(
+                sides, repeats, lambda text, cell=cell: update(f"{cell}: {text}"), prompts[:batch]
+            )
+            target = runs.get("target", [])
+            rows += [make_row(method, context, batch, done, target) for method, done in runs.items()]
+    facts = {
+        **environment(sides[0].info.model_path),
+        "server": server_facts(sides[0].info),
+        "options": vars(sizes.config),
+        "new_tokens": sizes.new_tokens,
+        "temperature": sizes.temperature,
+    }
+    return {"environment": facts, "rows": rows}
+
+
+def _interleaved(
+    sides: Sequence[Side], repeats: int, update: Callable[[str], None], prompts: Any
+) -> dict[str, list[Run]]:
+    """Runs by method. One unrecorded run each comes first: it fills the prefix cache."""
+    for side in sides:
+        update(f"{side.method}, warm-up")
+        side.run(prompts)
+    runs: dict[str, list[Run]] = {side.method: [] for side in sides}
+    for repeat in range(repeats):
+        first = repeat % len(sides)  # so that no method always runs after the same other one
+        for side in [*sides[first:], *sides[:first]]:
+            update(f"{side.method}, {repeat + 1} of {repeats}")
+            runs[side.method].append(side.run(prompts))
+    return runs
+
+
+def view_config(info: ServerInfo, given: dict[str, Any]) -> RapidConfig:
+    """The server's defaults with this command line's options on top.
+
+    Raises:
+        BenchError: the server does not run RAPID, or reserves fewer draft tokens than asked for.
+        RapidOptionError: a value is out of range.
+    """
+    report = rapid_report(info)
+    if report is None:
+        algorithm = info.speculative_algorithm or "none"
+        raise BenchError(
+            f"the server does not run RAPID (its speculative algorithm: {algorithm}), so it has no method view; "
+            "start it with `rapid-sgl serve`, or measure --methods target"
+        )
+    config = replace(RapidConfig(**report["config"]), **given)
+    reserved = (info.raw.get("speculative_num_draft_tokens") or 1) - 1
+    if config.draft_length > reserved:
+        raise BenchError(
+            f"--draft-length {config.draft_length} exceeds the server's {reserved}; "
+            "lower it or start the server with a larger --rapid-draft-length"
+        )
+    return config

@@ -1,0 +1,158 @@
+"""Fused float32 replacements for SGLang's small per-layer operations, through its own out-of-tree override.
+
+SGLang's portable forms are chains of small torch calls: for a few tokens their launch cost, not their arithmetic, is
+what a layer waits for. Each replacement handles the case that serving meets and leaves every other one to
+``forward_native``. Like SGLang's CUDA kernels they work in place where those do (residual and normed activations,
+rotated queries and keys).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from rapid_sgl.platform import kernels_ops
+from rapid_sgl.platform.kernels_launch import compiled, float_bits, parallel_launcher
+
+PLATFORM_KEY = "rapid_cpu"
+# Rows that one thread does before a second one is worth waking.
+ROWS_ALONE = 4 * kernels_ops.ROWS
+
+
+def _run(build: Callable[..., Any], rows: int, *fields: int) -> Any:
+    """Run a row kernel; returns the argument block as the kernel left it."""
+    block = (ctypes.c_int64 * (3 + len(fields)))(0, rows, 0, *fields)
+    threads = 1 if rows <= ROWS_ALONE else torch.get_num_threads()
+    parallel_launcher()(compiled(build), ctypes.addressof(block), threads)
+    return block
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    return all(t.dtype == torch.float32 and t.is_contiguous() for t in tensors)
+
+
+def rms_norm(
+    self: Any,
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    post_residual_addition: torch.Tensor | None = None,
+    quant_linear: Any = None,
+) -> Any:
+    """``RMSNorm.forward``: x / rms(x) * weight; with a residual (x, residual), both updated in place."""
+    weight = self.weight
+    if (
+        post_residual_addition is not None
+        or self.variance_size_override is not None
+        or x.shape[-1] != weight.shape[0]
+        or not _plain(x, weight)
+        or self.override_orig_dtype not in (None, torch.float32)
+        or (residual is not None and not (_plain(residual) and residual.shape == x.shape))
+    ):
+        return self.forward_native(x, residual, post_residual_addition, quant_linear)
+    dim = weight.shape[0]
+    out = torch.empty_like(x) if residual is None else x
+    _run(
+        kernels_ops.build_rms_norm,
+        x.numel() // dim,
+        x.data_ptr(),
+        residual.data_ptr() if residual is not None else 0,
+        weight.data_ptr(),
+        out.data_ptr(),
+        dim,
+        float_bits(self.variance_epsilon),
+    )
+    return out if residual is None else (out, residual)
+
+
+def silu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """``SiluAndMul.forward``: silu of the first half of the last axis times the second half."""
+    if not _plain(x) or x.shape[-1] % 2:
+        return self.forward_native(x)
+    dim = x.shape[-1] // 2
+    out = x.new_empty((*x.shape[:-1], dim))
+    if x.numel():
+        _run(kernels_ops.build_silu_and_mul, x.numel() // (2 * dim), x.data_ptr(), out.data_ptr(), dim)
+    return out
+
+
+def _rows_of_heads(t: torch.Tensor, tokens: int, head_size: int) -> bool:
+    """Whether t is float32 [tokens, heads * head_size], each token contiguous (a slice of a fused projection is)."""
+    return (
+        t.dtype == torch.float32
+        and t.dim() == 2
+        and t.shape[0] == tokens
+        and t.stride(1) == 1
+        and not t.shape[1] % head_size
+    )
+
+
+def rotary_embedding(
+    self: Any,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``RotaryEmbedding.forward``, neox style: rotates query and key in place.
+
+    Raises IndexError for a position outside the cos/sin table.
+    """
+    tokens, table = positions.numel(), self.cos_sin_cache
+    if (
+        offsets is not None
+        or fused_set_kv_buffer_arg is not None
+        or not self.is_neox_style
+        or positions.dtype != torch.int64
+        or not positions.is_contiguous()
+        or not _plain(table)
+        or not (_rows_of_heads(query, tokens, self.head_size) and _rows_of_heads(key, tokens, self.head_size))
+    ):
+        return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    block = _run(
+        kernels_ops.build_rotary,
+        tokens,
+        query.data_ptr(),
+        key.data_ptr(),
+        query.stride(0),
+        key.stride(0),
+        query.shape[1] // self.head_size,
+        key.shape[1] // self.head_size,
+        self.head_size,
+        self.rotary_dim // 2,
+        positions.data_ptr(),
+        table.data_ptr(),
+        table.shape[0],
+        0,
+    )
+    if block[kernels_ops.E_BAD]:
+        raise IndexError(
+            f"positions up to {int(positions.max())} exceed the rotary table of {table.shape[0]}; "
+            "raise --context-length or shorten the prompt"
+        )
+    return query, key
+
+
+def register() -> None:
+    """Make SGLang use these on the platform; called once per process before a model is built.
+
+    Subclasses of RotaryEmbedding that only compute another cos/sin table share its forward.
+    """
+    from sglang.kernels.fused_op import BaseFusedOp
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding import base, rope_variant, yarn
+
+    for op, forward in ((RMSNorm, rms_norm), (SiluAndMul, silu_and_mul)):
+        BaseFusedOp.register_oot_forward(op, forward, PLATFORM_KEY)
+    for op in (
+        base.RotaryEmbedding,
+        base.LinearScalingRotaryEmbedding,
+        rope_variant.Llama3RotaryEmbedding,
+        rope_variant.DynamicNTKScalingRotaryEmbedding,
+        yarn.YaRNScalingRotaryEmbedding,
+    ):
+        BaseFusedOp.register_oot_forward(op, rotary_embedding, PLATFORM_KEY)
