@@ -96,14 +96,16 @@ class Server:
 
     def stop(self) -> None:
         """End the server and every process of its group; safe to call twice."""
-        if self.alive:
-            self.process.terminate()  # the parent alone: it shuts its children down in order
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STOP_GRACE_S)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._log.close()
+        try:
+            if self.alive:
+                self.process.terminate()  # the parent alone: it shuts its children down in order
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(STOP_GRACE_S)
+        finally:  # also when a second Ctrl-C ends the wait
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self._log.close()
 
     def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of the server's log."""

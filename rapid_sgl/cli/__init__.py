@@ -31,7 +31,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; returns its exit status (2 for a wrong command line)."""
+    """Run one subcommand; returns its exit status (2 for a wrong command line, 130 for Ctrl-C)."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args[:1] in ([], ["-h"], ["--help"], ["help"]):
         print(USAGE.format(commands="\n".join(f"  {name:<8} {text}" for name, text in COMMANDS.items())))
@@ -45,4 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"rapid-sgl: unknown command {args[0]!r}; use one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = importlib.import_module(f"rapid_sgl.cli.{args[0]}")
-    return int(command.main(args[1:]))
+    try:
+        return int(command.main(args[1:]))
+    except KeyboardInterrupt:
+        return 130  # the shell's status for a command ended by Ctrl-C

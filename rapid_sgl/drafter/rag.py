@@ -134,8 +134,8 @@ class _Loop:
         self.slots = drafter.rows.extend(self.pool_idx, self.seq_lens, shift, width)
         vocab = drafter.runner.model_config.vocab_size
         keep_q = law.any_sampled or law.any_transfer
-        self.q = torch.zeros(len(states), width, vocab, device=self.device) if keep_q else None
-        self.w = torch.zeros(len(states), width, vocab, device=self.device) if law.logits else None
+        self.q = torch.empty(len(states), width, vocab, device=self.device) if keep_q else None
+        self.w = torch.empty(len(states), width, vocab, device=self.device) if law.logits else None
 
     def advance(self, step: int) -> None:
         """Draft one more token for every request whose chain is still open."""

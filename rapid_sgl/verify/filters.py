@@ -91,8 +91,8 @@ def sample(probs: Tensor, u: Tensor) -> Tensor:
     mass = probs.cumsum(-1, dtype=torch.float64)
     ids = torch.searchsorted(mass, u.double().unsqueeze(-1) * mass[:, -1:], right=True)
     ids = ids.clamp_max(probs.shape[-1] - 1)
-    # u close to 1 can round up to the whole mass, and a parallel prefix sum may grow at a token of weight
-    # zero; both are rounding events of probability ~1e-16, so any token of the support will do.
+    # A uniform narrowed to float32 on its way here can be 1, and an accelerator's parallel prefix sum may grow
+    # at a token of weight zero. Both are rounding events, so any token of the support will do.
     drawn = probs.gather(-1, ids)
     return torch.where(drawn > 0, ids, probs.argmax(-1, keepdim=True)).squeeze(-1)
 

@@ -20,9 +20,10 @@ ALARMS = re.compile(r"Traceback|memory leak|Scheduler hit an exception", re.IGNO
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _serve(tmp: Path, *args: str) -> Iterator[Server]:
+def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
+    """Start a server, yield it, and at the end look for leaks and crashes in its log."""
     log = tmp / "server.log"
-    with Server.start(args, env=STRICT, log_path=log) as server:
+    with Server.start(args, env=STRICT, log_path=log, **options) as server:
         yield server
         server.client.flush_cache()
         assert server.alive, f"the server ended during the tests:\n{server.log_tail()}"
@@ -33,13 +34,13 @@ def _serve(tmp: Path, *args: str) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def rapid_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`rapid-sgl serve` with the embedded model and default options."""
-    yield from _serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics")
+    yield from serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics")
 
 
 @pytest.fixture(scope="session")
 def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A KV pool far too small for the requests that the tests send at once, so that some are retracted."""
-    yield from _serve(
+    yield from serve(
         tmp_path_factory.mktemp("crowded"),
         "--max-total-tokens=6000",
         "--max-running-requests=16",

@@ -110,11 +110,11 @@ def test_top_p_counts_mass_before_top_k_is_applied():
 
 
 def test_filters_off_keep_every_token():
-    probs = random_probs(0, 2, 49152, spread=1.0)
-    got = truncate(probs, torch.full((2,), 1 << 30), torch.ones(2), torch.zeros(2))
-    assert (got > 0).all(), (
-        "float32 running sums exceed 1 over a large vocabulary; top_p=1 must not act on that"
-    )
+    probs = random_probs(2, 40, 3000)
+    running = probs.sort(-1, descending=True).values.cumsum(-1)
+    assert (running[:, :-1] > 1).any(), "the case under test: a float32 running sum that passes 1 too early"
+    got = truncate(probs, torch.full((40,), 1 << 30), torch.ones(40), torch.zeros(40))
+    assert torch.equal(got > 0, probs > 0)
     torch.testing.assert_close(got, probs)
 
 
@@ -185,3 +185,5 @@ def test_sample_at_the_ends_over_a_large_vocabulary():
         sample(probs, torch.full((4,), 1 - 2.0**-53, dtype=torch.float64)),
     )
     assert (first == 3).all() and (last == 49152 - 4).all()
+    narrowed = torch.full((4,), 1 - 2.0**-53, dtype=torch.float64).float()
+    assert (narrowed == 1).all() and (probs.gather(1, sample(probs, narrowed)[:, None]) > 0).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.kernels.fused_op import BaseFusedOp
@@ -116,3 +118,35 @@ def test_register_reaches_sglangs_dispatch(monkeypatch):
     want = scaled.forward_native(positions, q.clone(), k.clone())
     got = registered[LinearScalingRotaryEmbedding](scaled, positions, q, k)
     torch.testing.assert_close(got[0], want[0])
+
+
+@pytest.mark.parametrize(("outputs", "dim"), [(64, 576), (4, 16), (100, 1536), (66, 64), (64, 50)])
+@pytest.mark.parametrize("rows", [0, 1, 2, 5, 32, 33])
+def test_linear(outputs, dim, rows):
+    x, weight, bias = torch.randn(rows, dim), torch.randn(outputs, dim), torch.randn(outputs)
+    want = x.double() @ weight.double().T
+    torch.testing.assert_close(ops.linear(x, weight).double(), want, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(ops.linear(x, weight, bias).double(), want + bias, rtol=1e-4, atol=1e-3)
+
+
+def test_linear_of_a_row_does_not_depend_on_its_company():
+    x, weight = torch.randn(9, 576), torch.randn(960, 576)
+    together = ops.linear(x, weight)
+    assert all(torch.equal(together[i : i + 1], ops.linear(x[i : i + 1], weight)) for i in range(9))
+
+
+def test_linear_hooks_fall_back():
+    layer = SimpleNamespace(weight=torch.randn(64, 32))
+    calls = []
+
+    def original(*args, **kwargs):
+        calls.append((args, kwargs))
+        return "original"
+
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(ops.linear_apply(original, None, layer, x), x @ layer.weight.T)
+    torch.testing.assert_close(ops.lm_head_logits(original, None, x, layer, out=None), x @ layer.weight.T)
+    assert not calls
+    assert ops.linear_apply(original, None, layer, x.bfloat16()) == "original"
+    assert ops.lm_head_logits(original, None, x.bfloat16(), layer, out=7) == "original"
+    assert calls[1][1] == {"out": 7}
