@@ -7,7 +7,7 @@ BIN := .venv/bin
 UV := .uv/bin/uv
 STAMP := .venv/.rapid-sgl-env
 TOPIC ?= string-methods
-QUESTION ?= What does str.removeprefix do?
+QUESTION ?= What is returned by str.isidentifier?
 
 .PHONY: help env demo test lint clean
 

@@ -7,6 +7,7 @@ start, watch and stop a server the same way.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ __all__ = ["Chunk", "Client", "Completion", "Server", "ServerError", "ServerInfo
 # SGLang drains running requests on SIGTERM; after this long its process group is killed.
 STOP_GRACE_S = 20.0
 LOG_TAIL_LINES = 25
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 class Server:
@@ -53,6 +55,8 @@ class Server:
     ) -> Server:
         """Start ``rapid-sgl serve`` on a free port and return once it answers.
 
+        On Linux the server also ends when the calling thread does, even by ``kill -9``.
+
         Args:
             args: flags of ``rapid-sgl serve``, without ``--port`` and ``--host``.
             env: environment variables on top of this process's own.
@@ -75,6 +79,7 @@ class Server:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         server = cls(process, port, path, log)
         try:
@@ -136,3 +141,9 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """In the child, before exec: ask Linux to terminate it when its parent is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.config import RapidConfig
@@ -76,15 +74,14 @@ def _cut_to(prompt: Prompt, context: int) -> Prompt:
 
 
 def _text_from(member: int) -> str:
-    """The whole reference, rotated to begin at the section that is ``member``'s."""
-    sections = _sections()
-    starts = [0, *accumulate(map(len, sections))]
-    first = bisect_left(starts, member * SPREAD % 1 * starts[-1]) % len(sections)
-    return "".join([*sections[first:], *sections[:first]])
+    """The whole reference, rotated to begin at the paragraph that is ``member``'s."""
+    text = _reference()
+    first = text.find("\n\n", int(member * SPREAD % 1 * len(text)))
+    return text[first:].lstrip("\n") + text[:first]
 
 
 @cache
-def _sections() -> list[str]:
+def _reference() -> str:
     from pydoc_data.topics import topics
 
-    return [topics[name] + "\n\n" for name in sorted(topics)]
+    return "\n\n".join(topics[name].strip() for name in sorted(topics)) + "\n\n"

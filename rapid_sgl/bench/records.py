@@ -69,7 +69,7 @@ def make_run(traces: Sequence[Trace], new_tokens: int, steps: StepMeans | None) 
 def window(traces: Sequence[Trace], new_tokens: int) -> tuple[float, int]:
     """Seconds and tokens inside the window, summed over the requests (see the module's text).
 
-    A run whose window holds less than two events of every request counts from first to last event.
+    Requests with a single event inside are left out; where that is all of them, the whole run counts.
 
     Raises:
         BenchError: the whole run has no two events to measure between.
@@ -87,8 +87,8 @@ def window(traces: Sequence[Trace], new_tokens: int) -> tuple[float, int]:
     raise BenchError("the answers came in one piece, so decoding cannot be timed; raise --new-tokens")
 
 
-def step_means(before: Mapping[str, Totals], after: Mapping[str, Totals]) -> StepMeans | None:
-    """Means of the steps between two snapshots of ``StepStats``; None when there were none.
+def step_means(before: Mapping[str, Any], after: Mapping[str, Any]) -> StepMeans | None:
+    """Means of the steps between two of ``StepStats.snapshot``; None when there were none.
 
     Steps that drafted are preferred: beside them, plain ones are the exception.
     """
@@ -137,6 +137,9 @@ def make_row(
     row["outside_share"] = None
     if means:
         row["outside_share"] = 1 - (row["draft_ms"] + row["verify_ms"]) / row["step_ms"]
+    row["between_ms"] = _median(
+        run.ms_per_token * run.steps.accept_length - run.steps.step_ms for run in runs if run.steps
+    )
     row |= _prediction(row)
     row["ms_per_token_range"] = [pick(run.ms_per_token for run in runs) for pick in (min, max)]
     pairs = [one.ms_per_token / other.ms_per_token for one, other in zip(target, runs, strict=False)]

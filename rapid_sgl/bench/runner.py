@@ -56,36 +56,38 @@ class Side:
             ServerError: a request was refused or the server is gone.
             BenchError: the run is too short to time.
         """
-        before = self._totals()
-        full = threading.Event()  # a request has its tokens, or failed
-        start = threading.Barrier(len(prompts))
+        sending = self._totals()
+        progress = _Progress(len(prompts), self._sizes.new_tokens)
         with ThreadPoolExecutor(len(prompts)) as pool:
-            pending = [pool.submit(self._stream, prompt, start, full) for prompt in prompts]
-            full.wait()
-            steps = self._steps_since(before)
+            pending = [pool.submit(self._stream, prompt, progress) for prompt in prompts]
+            progress.all_started.wait()
+            opened = self._totals()
+            progress.one_complete.wait()
+            closed = self._totals()
             traces = [item.result() for item in pending]
+        # A run of very few steps may be over before the second reading.
+        steps = _means_between(opened, closed) or _means_between(sending, closed)
         return make_run(traces, self._sizes.new_tokens, steps)
 
-    def _stream(self, prompt: BenchPrompt, start: threading.Barrier, full: threading.Event) -> Trace:
+    def _stream(self, prompt: BenchPrompt, progress: _Progress) -> Trace:
         client = new_client(self._url)  # a session of its own: they are not made for threads
         events: list[tuple[float, int]] = []
         meta: dict[str, Any] = {}
-        start.wait()
+        progress.send_together.wait()
         sent = time.perf_counter()
         try:
             for chunk in client.stream(incremental=self.info.incremental_stream, **self._body(prompt)):
                 events.append((chunk.arrived, chunk.completion_tokens))
                 meta = chunk.meta_info
-                if chunk.completion_tokens >= self._sizes.new_tokens:
-                    full.set()
+                progress.note(first=len(events) == 1, tokens=chunk.completion_tokens)
         finally:
-            full.set()
+            progress.ended()
         if not events:
             raise BenchError(f"{self._url} closed a stream without an answer; look at the server's log")
         return Trace(sent, events, int(meta.get("prompt_tokens", 0)), int(meta.get("cached_tokens", 0)))
 
     def _body(self, prompt: BenchPrompt) -> dict[str, Any]:
-        sampling = {
+        sampling: dict[str, Any] = {
             "temperature": self._sizes.temperature,
             "max_new_tokens": self._sizes.max_new_tokens(self.method),
             "ignore_eos": True,
@@ -97,9 +99,35 @@ class Side:
     def _totals(self) -> dict[str, Any] | None:
         return rapid_report(self._client.info()) if self._counts_steps else None
 
-    def _steps_since(self, before: dict[str, Any] | None) -> StepMeans | None:
-        after = self._totals()
-        return step_means(before, after) if before is not None and after is not None else None
+
+class _Progress:
+    """How far the streams of one run are; shared by their threads.
+
+    ``all_started`` is set when every request has its first token, ``one_complete`` when one has all
+    its tokens; both also when a stream ends, so that nobody waits for one that failed.
+    """
+
+    def __init__(self, count: int, new_tokens: int) -> None:
+        self.send_together = threading.Barrier(count)
+        self.all_started, self.one_complete = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._waiting, self._new_tokens = count, new_tokens
+
+    def note(self, *, first: bool, tokens: int) -> None:
+        with self._lock:
+            self._waiting -= first
+            if self._waiting == 0:
+                self.all_started.set()
+        if tokens >= self._new_tokens:
+            self.one_complete.set()
+
+    def ended(self) -> None:
+        self.all_started.set()
+        self.one_complete.set()
+
+
+def _means_between(before: dict[str, Any] | None, after: dict[str, Any] | None) -> StepMeans | None:
+    return step_means(before, after) if before is not None and after is not None else None
 
 
 def custom_params(method: str, config: RapidConfig, prompt: BenchPrompt) -> dict[str, Any]:
@@ -122,6 +150,12 @@ def new_client(url: str) -> Client:
     return Client(url, os.environ.get("OPENAI_API_KEY"))
 
 
+def kv_slots(method: str, context: int, batch: int, sizes: Sizes) -> int:
+    """KV slots that a cell needs at its fullest."""
+    verifying = 2 * (sizes.config.draft_length + 1)  # reserved by SGLang for two steps ahead
+    return batch * (context + sizes.max_new_tokens(method) + verifying)
+
+
 def check_fits(side: Side, context: int, batch: int, sizes: Sizes) -> None:
     """Refuse a cell that the server would reject or queue.
 
@@ -141,8 +175,7 @@ def check_fits(side: Side, context: int, batch: int, sizes: Sizes) -> None:
             f"batch {batch} exceeds the server's {running} running requests; "
             "use a smaller --batch or start the server with a larger --max-running-requests"
         )
-    # a speculative request also holds the slots of one verify pass, twice
-    slots = batch * (context + answer + 2 * (sizes.config.draft_length + 1))
+    slots = kv_slots(side.method, context, batch, sizes)
     pool = raw.get("max_total_num_tokens")
     if pool and slots > pool:
         raise BenchError(

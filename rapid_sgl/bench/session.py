@@ -8,7 +8,7 @@ from typing import Any
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.bench.environment import environment, server_facts
-from rapid_sgl.bench.prompts import bench_prompts
+from rapid_sgl.bench.prompts import BenchPrompt, bench_prompts
 from rapid_sgl.bench.records import Run, make_row
 from rapid_sgl.bench.runner import Side, Sizes, check_fits, rapid_report
 from rapid_sgl.config import RapidConfig
@@ -45,9 +45,7 @@ def measure(
         prompts = bench_prompts(builder, context, max(batches), sizes.config)
         for batch in batches:
             cell = f"{context:,} tokens, batch {batch}"
-            runs = _interleaved(
-                sides, repeats, lambda text, cell=cell: update(f"{cell}: {text}"), prompts[:batch]
-            )
+            runs = _interleaved(sides, prompts[:batch], repeats, cell, update)
             target = runs.get("target", [])
             rows += [make_row(method, context, batch, done, target) for method, done in runs.items()]
     facts = {
@@ -61,17 +59,21 @@ def measure(
 
 
 def _interleaved(
-    sides: Sequence[Side], repeats: int, update: Callable[[str], None], prompts: Any
+    sides: Sequence[Side],
+    prompts: Sequence[BenchPrompt],
+    repeats: int,
+    cell: str,
+    update: Callable[[str], None],
 ) -> dict[str, list[Run]]:
     """Runs by method. One unrecorded run each comes first: it fills the prefix cache."""
     for side in sides:
-        update(f"{side.method}, warm-up")
+        update(f"{cell}: {side.method}, warm-up")
         side.run(prompts)
     runs: dict[str, list[Run]] = {side.method: [] for side in sides}
     for repeat in range(repeats):
         first = repeat % len(sides)  # so that no method always runs after the same other one
         for side in [*sides[first:], *sides[:first]]:
-            update(f"{side.method}, {repeat + 1} of {repeats}")
+            update(f"{cell}: {side.method}, {repeat + 1} of {repeats}")
             runs[side.method].append(side.run(prompts))
     return runs
 

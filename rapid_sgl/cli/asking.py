@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,16 +83,27 @@ def load_builder(tokenizer_path: str) -> PromptBuilder:
     """
     # Before transformers is imported: it reads these variables once.
     os.environ.update(offline_env(tokenizer_path))
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path)
+        tokenizer = _tokenizer_class(Path(tokenizer_path)).from_pretrained(tokenizer_path)
     except (OSError, ValueError) as error:
         raise AskError(
             f"cannot load the server's tokenizer from {tokenizer_path} ({' '.join(str(error).split())[:200]}); "
             "name a local copy of the model with --model-path"
         ) from error
     return PromptBuilder(tokenizer)
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """``AutoTokenizer``, or the class it would choose where that is certain: importing
+    ``AutoTokenizer`` brings torch and scikit-learn, ten seconds on a small machine."""
+    config = folder / "tokenizer_config.json"
+    if config.is_file() and json.loads(config.read_text()).get("tokenizer_class") == "TokenizersBackend":
+        from transformers import TokenizersBackend
+
+        return TokenizersBackend
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def make_plan(question: Question, builder: PromptBuilder, info: ServerInfo) -> Plan:

@@ -53,6 +53,7 @@ last, one JSON line {"environment": ..., "rows": [...]} with one row per method 
   draft_ms           all draft passes of a step; 0 where the prompt fits the budget and nothing is drafted
   verify_ms          the target's pass of a step
   step_ms            a whole step; outside_share is the part of it that is neither draft nor verify
+  between_ms         from the end of a step to the start of the next: SGLang's scheduler and streaming
   decode_ms          a whole step of method target in the same cell: one token per request
   predicted_speedup  accept_length * decode_ms / (draft_ms + verify_ms)
   speedup_vs_target  ms_per_token of target / ms_per_token; measured_over_predicted compares the two
@@ -105,7 +106,7 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
         sizes = _sizes(args, info, given)
         builder = load_builder(args.model_path or info.tokenizer_path)
         sides = [
-            _torch_native(servers, info, sizes, status)
+            _torch_native(servers, args, info, sizes, status)
             if method == "torch_native"
             else _side(method, url, sizes)
             for method in args.methods
@@ -153,21 +154,24 @@ def _server(
             status.update("stopping the server")
 
 
-def _torch_native(servers: contextlib.ExitStack, info: ServerInfo, sizes: Sizes, status: Status) -> Side:
+def _torch_native(
+    servers: contextlib.ExitStack, args: argparse.Namespace, info: ServerInfo, sizes: Sizes, status: Status
+) -> Side:
     """A second server, of plain SGLang: same model and dtype, SGLang's portable attention."""
     from rapid_sgl.bench import BenchError
+    from rapid_sgl.bench.runner import kv_slots
     from rapid_sgl.client import Server
     from rapid_sgl.models import offline_env
 
     status.update("starting a server with torch_native attention")
     folder = servers.enter_context(tempfile.TemporaryDirectory(prefix="rapid-sgl-"))
-    flags = {"--model-path": info.model_path, "--attention-backend": "torch_native"}
-    for name in ("dtype", "max_total_tokens"):
-        if info.raw.get(name) is not None:
-            flags["--" + name.replace("_", "-")] = str(info.raw[name])
+    # Just large enough, since the first server has already taken its share of the memory.
+    pool = 5 * kv_slots("target", max(args.contexts), max(args.batch), sizes) // 4
+    flags = ["--model-path", info.model_path, "--attention-backend", "torch_native"]
+    flags += ["--dtype", info.raw["dtype"], "--max-total-tokens", str(pool)]
     server = servers.enter_context(
         Server.start(
-            [text for pair in flags.items() for text in pair],
+            flags,
             offline_env(info.model_path),
             Path(folder) / "server.log",
             command=("-m", "sglang.launch_server"),

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rapid_sgl.platform import kernels
+from rapid_sgl.platform import kernels_layout as layout
 from rapid_sgl.platform.kernels_plan import Plan
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class PagedAttention:
     """Attention over paged keys and values; owns its scratch, so one instance serves one thread at a time."""
 
     def __init__(self) -> None:
-        self._args = np.zeros(kernels.ARG_FIELDS, np.int64)
+        self._args = np.zeros(layout.ARG_FIELDS, np.int64)
         self._where = _address(self._args)
         self._scratch = np.empty(0, np.float32)
         self._partial = np.empty(0, np.float32)
@@ -129,23 +130,23 @@ class PagedAttention:
 
     def _prepare(self, plan: Plan, group: int, qk_dim: int, v_dim: int, threads: int) -> None:
         """Point the argument block at a plan and at enough scratch."""
-        per_thread = kernels.scratch_floats(qk_dim, v_dim)
+        per_thread = layout.scratch_floats(qk_dim, v_dim)
         if self._scratch.size < per_thread * threads:
             self._scratch = np.empty(per_thread * threads, np.float32)
-        per_partial = kernels.MAX_ROWS * (v_dim + 2)
+        per_partial = layout.MAX_ROWS * (v_dim + 2)
         if self._partial.size < per_partial * plan.n_partials:
             self._partial = np.empty(per_partial * plan.n_partials, np.float32)
         args = self._args
-        args[kernels.A_NCHUNKS] = plan.n_chunks
-        args[kernels.A_CHUNKS] = _address(plan.chunks)
-        args[kernels.A_PARTS] = _address(plan.parts)
-        args[kernels.A_GROUP] = group
-        args[kernels.A_SCRATCH] = _address(self._scratch)
-        args[kernels.A_SCRATCH_STRIDE] = 4 * per_thread
-        args[kernels.A_PARTIAL] = _address(self._partial)
-        args[kernels.A_PARTIAL_STRIDE] = per_partial
-        args[kernels.A_MERGES] = _address(plan.merges)
-        args[kernels.A_NMERGES] = len(plan.merges)
+        args[layout.A_NCHUNKS] = plan.n_chunks
+        args[layout.A_CHUNKS] = _address(plan.chunks)
+        args[layout.A_PARTS] = _address(plan.parts)
+        args[layout.A_GROUP] = group
+        args[layout.A_SCRATCH] = _address(self._scratch)
+        args[layout.A_SCRATCH_STRIDE] = 4 * per_thread
+        args[layout.A_PARTIAL] = _address(self._partial)
+        args[layout.A_PARTIAL_STRIDE] = per_partial
+        args[layout.A_MERGES] = _address(plan.merges)
+        args[layout.A_NMERGES] = len(plan.merges)
 
     def run(
         self,
@@ -176,8 +177,8 @@ class PagedAttention:
             self._prepare(plan, heads // k.shape[1], qk_dim, v_dim, threads)
             self._prepared = key
         args = self._args
-        args[: kernels.A_CHUNK + 1] = 0
-        args[kernels.A_Q : kernels.A_TABLE + 1] = (
+        args[: layout.A_CHUNK + 1] = 0
+        args[layout.A_Q : layout.A_TABLE + 1] = (
             q.data_ptr(),
             out.data_ptr(),
             k.data_ptr(),
@@ -190,7 +191,7 @@ class PagedAttention:
             v.stride(0),
             table.data_ptr(),
         )
-        args[kernels.A_SCALE : kernels.A_MASK + 1] = (
+        args[layout.A_SCALE : layout.A_MASK + 1] = (
             float_bits(scale * 1.4426950408889634),
             float_bits(cap),
             window,

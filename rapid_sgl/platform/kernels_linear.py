@@ -11,7 +11,8 @@ from typing import Any
 
 from numba import cfunc, types
 
-from rapid_sgl.platform.kernels import LINE, fast
+from rapid_sgl.platform.kernels_block import fast
+from rapid_sgl.platform.kernels_layout import LINE
 from rapid_sgl.platform.kernels_simd import (
     WIDTH,
     f32_ptr,

@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import cfunc, types
 
-from rapid_sgl.platform.kernels import fast
+from rapid_sgl.platform.kernels_block import fast
 from rapid_sgl.platform.kernels_simd import (
     WIDTH,
     bits_f32,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rapid_sgl.platform.kernels import BLOCK, MAX_ROWS, PART_FIELDS
+from rapid_sgl.platform.kernels_layout import BLOCK, MAX_ROWS, PART_FIELDS
 
 # Cost of a key in units of one query row: reading it costs about as much as four rows of arithmetic.
 KEY_COST = 4

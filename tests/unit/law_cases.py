@@ -27,6 +27,15 @@ every_transfer = pytest.mark.parametrize("transfer", TRANSFERS.values(), ids=TRA
 every_filter = pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small tensors gain nothing from threads, and on a busy machine each parallel region waits milliseconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def softmax(scores):
     weights = np.exp(scores - scores.max())
     return weights / weights.sum()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-from rapid_sgl.platform import kernels, kernels_launch
+from rapid_sgl.platform import kernels_launch
+from rapid_sgl.platform import kernels_layout as layout
 from rapid_sgl.platform.attention import PortableCpuAttnBackend, tree_masks
 from rapid_sgl.platform.kernels_plan import Queries, make_plan
 from rapid_sgl.platform.kv_pool import HeadMajorKVPool
@@ -375,13 +376,13 @@ def test_plan_covers_every_key_once(requests, kv_heads, group, window, threads):
     )
     assert plan.chunks[0] == 0 and plan.chunks[-1] == len(plan.parts) and (np.diff(plan.chunks) > 0).all()
     merged = {int(first + i) for first, n in plan.merges for i in range(n)}
-    assert merged == {i for i, part in enumerate(plan.parts) if part[kernels.P_PARTIAL] >= 0}
+    assert merged == {i for i, part in enumerate(plan.parts) if part[layout.P_PARTIAL] >= 0}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for part in plan.parts:
-        assert 0 < part[kernels.P_NQ] * group <= kernels.MAX_ROWS
-        for i in range(part[kernels.P_NQ]):
-            spans.setdefault((int(part[kernels.P_TOKEN] + i), int(part[kernels.P_HEAD])), []).append(
-                (int(part[kernels.P_LO]), int(part[kernels.P_HI]))
+        assert 0 < part[layout.P_NQ] * group <= layout.MAX_ROWS
+        for i in range(part[layout.P_NQ]):
+            spans.setdefault((int(part[layout.P_TOKEN] + i), int(part[layout.P_HEAD])), []).append(
+                (int(part[layout.P_LO]), int(part[layout.P_HI]))
             )
     for b, (count, prefix) in enumerate(requests):
         for i in range(count):
@@ -396,7 +397,7 @@ def test_plan_covers_every_key_once(requests, kv_heads, group, window, threads):
 def test_work_is_balanced_over_threads():
     queries = Queries(row=[0], first_token=[0], count=[1], prefix=[6999])
     plan = make_plan(queries, kv_heads=3, group=3, window=-1, threads=2)
-    work = plan.parts[:, kernels.P_HI] - plan.parts[:, kernels.P_LO]
+    work = plan.parts[:, layout.P_HI] - plan.parts[:, layout.P_LO]
     per_chunk = np.add.reduceat(work, plan.chunks[:-1])
     assert len(per_chunk) >= 6 and per_chunk.max() <= 1.2 * per_chunk.mean()
 

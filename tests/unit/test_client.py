@@ -5,6 +5,9 @@ What a real SGLang server does with the client is tested end to end in ``tests/e
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -63,6 +66,26 @@ def test_interrupt_stops_the_server(tmp_path):
     with pytest.raises(KeyboardInterrupt), Server.start(log_path=log, command=("-c", TINY_SERVER)) as server:
         raise KeyboardInterrupt
     assert gone(server.process.pid) and gone(child_pid(log))
+
+
+START_AND_HANG = """
+import os, sys, time
+from rapid_sgl.client import Server
+server = Server.start(log_path=sys.argv[1], command=("-c", sys.argv[2]))
+print(server.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel to do it")
+def test_server_ends_when_its_parent_is_killed(tmp_path):
+    command = [sys.executable, "-c", START_AND_HANG, tmp_path / "log", TINY_SERVER]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    assert gone(server)
+    os.kill(child_pid(tmp_path / "log"), signal.SIGKILL)  # the stand-in's stubborn child is the test's to end
 
 
 def test_death_at_start_shows_the_end_of_the_log(tmp_path):

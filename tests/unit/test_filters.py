@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from law_cases import one_thread  # noqa: F401
 
 from rapid_sgl.verify.filters import floor, sample, truncate
 

@@ -10,7 +10,15 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from law_cases import ALMOST_ONE, every_filter, every_transfer, np_filter, np_laws, softmax
+from law_cases import (
+    ALMOST_ONE,
+    every_filter,
+    every_transfer,
+    np_filter,
+    np_laws,
+    one_thread,  # noqa: F401
+    softmax,
+)
 
 from rapid_sgl.verify.law import (
     Law,

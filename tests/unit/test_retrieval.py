@@ -1,12 +1,15 @@
 """Chunking, BM25, span selection and the prompt, on the embedded model's own tokenizer."""
 
 import os
+import subprocess
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rapid_sgl.cli.asking import load_builder
 from rapid_sgl.models import embedded_model_path
 from rapid_sgl.retrieval.bm25 import bm25_scores, terms
 from rapid_sgl.retrieval.chunking import TokenizerError, chunk, tokenize
@@ -275,3 +278,17 @@ def test_model_without_a_chat_template(tokenizer):
     plain.chat_template = None
     prompt = PromptBuilder(plain).build("Some text.", "What?", 1000)
     assert plain.decode(prompt.ids) == "Some text.\n\nAnswer from the text above. Question: What?\nAnswer:"
+
+
+def test_light_tokenizer_loading_changes_nothing(builder):
+    """`ask` avoids importing AutoTokenizer where it knows which class that would choose."""
+    light = load_builder(str(embedded_model_path()))
+    text = f"{DOCUMENT} 123 4,567 e\u0301 你好 <|im_end|>"
+    assert light.build(text, QUESTION, None).ids == builder.build(text, QUESTION, None).ids
+    fresh = "import sys; from rapid_sgl.cli.asking import load_builder; load_builder(sys.argv[1]); "
+    result = subprocess.run(
+        [sys.executable, "-c", fresh + "print('torch' in sys.modules)", embedded_model_path()],
+        capture_output=True,
+        text=True,
+    )
+    assert result.stdout == "False\n", result.stderr

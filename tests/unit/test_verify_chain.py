@@ -4,10 +4,12 @@ import pytest
 import torch
 from law_cases import (
     ALMOST_ONE,
+    FILTERS,
     TRANSFERS,
     every_filter,
     every_transfer,
     np_laws,
+    one_thread,  # noqa: F401
     random_chain,
     random_logits,
     random_rows,
@@ -217,12 +219,19 @@ def test_a_row_in_a_batch_equals_the_row_alone(seed):
 
 
 def test_laws_of_a_row_are_bit_identical_in_a_batch_and_alone():
-    rows = random_rows(9, 24)
-    law, vocab = Law.from_rows(rows), 40000  # long enough for torch to split a lone row's sum over threads
-    z, w = random_logits(0, 24, vocab), random_logits(1, 24, vocab)
+    """Two threads and a long vocabulary: torch then splits a reduction over a lone row, not one over a batch."""
+    torch.set_num_threads(2)
+    rows = [
+        LawRow(**filters, **TRANSFERS[name])
+        for filters in FILTERS.values()
+        for name in ("mixture", "distill")
+    ]
+    rows += [LawRow(min_p=0.02 * i) for i in range(1, 7)]
+    law, bs, vocab = Law.from_rows(rows), len(rows), 40000
+    z, w = random_logits(0, bs, vocab), random_logits(1, bs, vocab)
     q = draft_probs(w, law)
     together = (q, *target_law(z, w, q, law))
-    for b in range(24):
+    for b in range(bs):
         one = torch.tensor([b])
         part = law.select(one)
         alone = (draft_probs(w[one], part), *target_law(z[one], w[one], q[one], part))
