@@ -18,8 +18,6 @@ def check(tokenized: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
     """
     from sglang.srt.runtime_context import get_spec
 
-    from sglang.srt.runtime_context import get_spec
-
     from rapid_sgl.algorithm import NAME
     from rapid_sgl.config import RapidConfig
     from rapid_sgl.request import parse_options

@@ -33,7 +33,7 @@ class Report:
 
     def __init__(self, question: Question, plan: Plan, info: ServerInfo, completion: Completion) -> None:
         self._question, self._plan, self._info, self._completion = question, plan, info, completion
-        self.parts = used_parts(question, plan)
+        self.parts = used_parts(question, plan, info)
         self.notes = self.notes_before(question, plan, info)
 
     @staticmethod
@@ -78,7 +78,7 @@ class Report:
         ]
         used = sum(part.end - part.start for part in self.parts)
         reader = "the prompt is made of" if self._question.method == "rag" else "drafts read"
-        if self._question.method != "target" and self.parts:
+        if [part.kind for part in self.parts] != ["document"]:
             lines.append(
                 f"{reader} {used:,} of {len(whole):,} tokens (range, share of the document, first words):"
             )
@@ -112,18 +112,22 @@ class Report:
 
     def _acceptance(self) -> str:
         length = self._completion.accept_length
-        if length is None or self._plan.custom_params.get("rapid_drafter") == "off":
+        if length is None or length == 1:
             return "no drafts"
         passes = self._completion.meta_info.get("spec_verify_ct")
         return f"{length:.2f} tokens per target pass ({passes} passes)"
 
 
-def used_parts(question: Question, plan: Plan) -> list[Part]:
-    """What the drafter read (rapid) or the prompt was made of (rag, target), in document order."""
+def used_parts(question: Question, plan: Plan, info: ServerInfo) -> list[Part]:
+    """What the drafter read, or under method rag what the prompt was made of, in document order.
+
+    One part of kind ``document`` stands for all of it, where nothing was left out or drafted.
+    """
     whole, config = plan.whole, question.config
-    if question.method == "rag":
+    if question.method == "rag" and plan.ids is not whole.ids:
         return [_part("retrieved", span, whole) for span in plan.spans]
-    if question.method == "target" or config.drafter == "off" or len(whole) <= config.budget:
+    drafting = info.speculative_algorithm == "RAPID" and config.drafter != "off"
+    if question.method != "rapid" or not drafting or len(whole) <= config.budget:
         return [_part("document", whole.document, whole)]
     windows = [("head", (0, config.head)), ("recent", (len(whole) - config.recent, len(whole)))]
     parts = [*windows, *(("retrieved", span) for span in plan.spans)]

@@ -23,8 +23,6 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from rapid_sgl.platform.kernels_launch import PagedAttention
 from rapid_sgl.platform.kernels_plan import Plan, Queries, make_plan
 
-ATTENTION_BACKEND = "rapid_cpu"
-
 
 @dataclass
 class _Forward:
@@ -100,6 +98,8 @@ class PortableCpuAttnBackend(AttentionBackend):
     """
 
     needs_cpu_seq_lens = True
+    # read by rapid_sgl.verify.inputs: a chain is causal by itself here
+    needs_chain_mask = False
 
     def __init__(self, model_runner: Any, req_to_token: torch.Tensor | None = None) -> None:
         super().__init__()

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 import torch
-from rapid_sgl.server_patches import kv_release, request_check, row_writer, server_info
+from rapid_sgl.server_patches import fused_linear, kv_release, request_check, row_writer, server_info
 
-PATCHES = (kv_release, request_check, row_writer, server_info)
+TARGETS = [
+    ("fused_linear", fused_linear.LINEAR_TARGET),
+    ("fused_linear", fused_linear.HEAD_TARGET),
+    ("kv_release", kv_release.TARGET),
+    ("request_check", request_check.TARGET),
+    ("row_writer", row_writer.TARGET),
+    ("server_info", server_info.TARGET),
+]
 
 
 def original(target):
     return inspect.unwrap(pkgutil.resolve_name(target))
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.__name__.rsplit(".", 1)[1])
-def test_target_exists_and_is_in_the_ledger(patch):
-    assert callable(original(patch.TARGET))
-    ledger = (pkgutil.resolve_name("pathlib").Path(row_writer.__file__).parent / "LEDGER.md").read_text()
-    name = patch.__name__.rsplit(".", 1)[1]
-    assert f"`{name}.py`" in ledger and patch.TARGET.rsplit(".", 1)[1] in ledger
+@pytest.mark.parametrize(("name", "target"), TARGETS)
+def test_target_exists_and_is_in_the_ledger(name, target):
+    assert callable(original(target))
+    ledger = (Path(row_writer.__file__).parent / "LEDGER.md").read_text()
+    assert f"`{name}.py`" in ledger and target.rsplit(".", 1)[1] in ledger
+
+
+def test_every_patch_file_is_checked_here():
+    files = {path.stem for path in Path(row_writer.__file__).parent.glob("*.py")} - {"__init__"}
+    assert files == {name for name, _ in TARGETS}
 
 
 def parameters(target):
@@ -32,6 +44,8 @@ def test_signatures():
     assert parameters(row_writer.TARGET) == list(inspect.signature(row_writer.write_rows).parameters)
     assert parameters(kv_release.TARGET)[0] == "req"
     assert parameters(server_info.TARGET) == ["self", "state"]
+    assert parameters(fused_linear.LINEAR_TARGET) == ["self", "layer", "x", "bias"]
+    assert parameters(fused_linear.HEAD_TARGET)[:4] == ["self", "hidden_states", "lm_head", "embedding_bias"]
     assert parameters(request_check.TARGET)[:4] == ["self", "obj", "input_text", "input_ids"]
 
 
