@@ -25,6 +25,8 @@ __all__ = ["Chunk", "Client", "Completion", "Server", "ServerError", "ServerInfo
 # SGLang drains running requests on SIGTERM; after this long its process group is killed.
 STOP_GRACE_S = 20.0
 LOG_TAIL_LINES = 25
+# After a crash SGLang waits a minute for CUDA core dumps; whoever waits for the start wants to know now.
+NO_COREDUMP_WAIT = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0"}
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
@@ -74,7 +76,7 @@ class Server:
         log = path.open("wb")
         process = subprocess.Popen(
             [sys.executable, *command, *args, "--host", "127.0.0.1", "--port", str(port)],
-            env={**os.environ, **(env or {})},
+            env={**NO_COREDUMP_WAIT, **os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -137,9 +137,6 @@ def make_row(
     row["outside_share"] = None
     if means:
         row["outside_share"] = 1 - (row["draft_ms"] + row["verify_ms"]) / row["step_ms"]
-    row["between_ms"] = _median(
-        run.ms_per_token * run.steps.accept_length - run.steps.step_ms for run in runs if run.steps
-    )
     row |= _prediction(row)
     row["ms_per_token_range"] = [pick(run.ms_per_token for run in runs) for pick in (min, max)]
     pairs = [one.ms_per_token / other.ms_per_token for one, other in zip(target, runs, strict=False)]

@@ -65,8 +65,10 @@ class Side:
             progress.one_complete.wait()
             closed = self._totals()
             traces = [item.result() for item in pending]
-        # A run of very few steps may be over before the second reading.
-        steps = _means_between(opened, closed) or _means_between(sending, closed)
+        steps = _means_between(sending, closed)
+        if steps and steps.batch < len(prompts):
+            # Somebody decoded before the others had arrived. Few steps may be over before the second reading.
+            steps = _means_between(opened, closed) or steps
         return make_run(traces, self._sizes.new_tokens, steps)
 
     def _stream(self, prompt: BenchPrompt, progress: _Progress) -> Trace:

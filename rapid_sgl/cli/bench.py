@@ -53,7 +53,6 @@ last, one JSON line {"environment": ..., "rows": [...]} with one row per method 
   draft_ms           all draft passes of a step; 0 where the prompt fits the budget and nothing is drafted
   verify_ms          the target's pass of a step
   step_ms            a whole step; outside_share is the part of it that is neither draft nor verify
-  between_ms         from the end of a step to the start of the next: SGLang's scheduler and streaming
   decode_ms          a whole step of method target in the same cell: one token per request
   predicted_speedup  accept_length * decode_ms / (draft_ms + verify_ms)
   speedup_vs_target  ms_per_token of target / ms_per_token; measured_over_predicted compares the two

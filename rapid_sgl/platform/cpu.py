@@ -6,6 +6,7 @@ kernels that the package index does not carry; this one needs torch and numba.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sglang.srt.platforms.cpu import CpuDeviceMixin
@@ -17,6 +18,9 @@ ATTENTION_BACKEND = "rapid_cpu"
 MEM_FRACTION = 0.5
 # A longer chunk would hold up every running request for seconds.
 CHUNKED_PREFILL_SIZE = 1024
+# By default a thread that waits for the others spins for milliseconds. With any other busy process on the
+# machine the others are then not scheduled, and a step takes twenty times as long (docs/performance.md).
+OPENMP_SPINS = "1000"
 
 
 class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
@@ -49,6 +53,8 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.disable_overlap_schedule = True
         # an idle scheduler would spin on a core that other processes of the machine could use
         server_args.sleep_on_idle = True
+        # read by the OpenMP runtime of the worker processes, which start after this
+        os.environ.setdefault("GOMP_SPINCOUNT", OPENMP_SPINS)
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND

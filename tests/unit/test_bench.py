@@ -140,7 +140,6 @@ class TestRow:
         assert row["speedup_range"] == pytest.approx([3.0, 100 / 30], abs=1e-4)
         assert row["step_ms"] == 127.0
         assert row["outside_share"] == pytest.approx(7 / 127, abs=1e-4)
-        assert row["between_ms"] == pytest.approx((30 * 4 - 125 + 34 * 4 - 129) / 2)
         assert row["predicted_speedup"] == pytest.approx(4 * 100 / 120, abs=1e-4)
         assert row["measured_over_predicted"] == pytest.approx((101 / 32) / (400 / 120), abs=1e-4)
 
