@@ -36,7 +36,7 @@ class Status:
         self._text = text
         self._progress.update(self._task, description=text)
         if not self._console.is_terminal:
-            self._console.print(f"{text} ...", markup=False)
+            self._console.print(f"{text} ...", markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Take the spinner away; safe to call twice."""
