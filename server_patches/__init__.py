@@ -5,7 +5,14 @@ from __future__ import annotations
 
 def register() -> None:
     """Register every hook with SGLang's ``HookRegistry``."""
-    from rapid_sgl.server_patches import fused_linear, kv_release, request_check, row_writer, server_info
+    from rapid_sgl.server_patches import (
+        fused_linear,
+        kv_release,
+        request_check,
+        row_writer,
+        seeded_hash,
+        server_info,
+    )
 
-    for patch in (fused_linear, kv_release, request_check, row_writer, server_info):
+    for patch in (fused_linear, kv_release, request_check, row_writer, seeded_hash, server_info):
         patch.register()

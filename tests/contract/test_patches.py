@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from rapid_sgl.server_patches import fused_linear, kv_release, request_check, row_writer, server_info
+from rapid_sgl.server_patches import (
+    fused_linear,
+    kv_release,
+    request_check,
+    row_writer,
+    seeded_hash,
+    server_info,
+)
 
 TARGETS = [
     ("fused_linear", fused_linear.LINEAR_TARGET),
@@ -16,6 +23,7 @@ TARGETS = [
     ("kv_release", kv_release.TARGET),
     ("request_check", request_check.TARGET),
     ("row_writer", row_writer.TARGET),
+    ("seeded_hash", seeded_hash.TARGET),
     ("server_info", server_info.TARGET),
 ]
 
@@ -57,6 +65,26 @@ def test_row_writer_writes_what_the_kernel_would():
     wanted[3, 2:4] = torch.tensor([101, 102])
     wanted[1, 0:3] = torch.tensor([103, 104, 105])
     assert torch.equal(table, wanted)
+
+
+def test_seeded_hash_is_murmur3():
+    from sklearn.utils import murmurhash3_32
+
+    seeds, positions, columns = (
+        torch.tensor([0, 7, -1, 2**40 + 5]),
+        torch.tensor([0, 9, 4000, 1]),
+        torch.arange(5),
+    )
+    got = seeded_hash.hash_columns(seeds.to(torch.uint64), positions, columns)
+    assert parameters(seeded_hash.TARGET) == list(inspect.signature(seeded_hash.hash_columns).parameters)
+    for i, (seed, position) in enumerate(zip(seeds.tolist(), positions.tolist(), strict=True)):
+        for j in columns.tolist():
+            key = (
+                (seed % 2**64).to_bytes(8, "little")
+                + position.to_bytes(4, "little")
+                + j.to_bytes(4, "little")
+            )
+            assert got[i, j].item() == murmurhash3_32(key, seed=0, positive=True)
 
 
 def test_algorithm_has_every_method_of_the_enum():
