@@ -118,7 +118,7 @@ class RapidWorker(BaseSpecWorker):
                 tokens[:, 1:],
                 torch.tensor([len(chain) for chain in drafts.chains], device=tokens.device),
                 law,
-                noise[..., [ACCEPT, RESAMPLE]] if law.any_sampled else None,
+                noise[:, : tokens.shape[1], [ACCEPT, RESAMPLE]] if law.any_sampled else None,
             )
             result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
             step.count(drafts.chains, verdict.accept_lens)

@@ -1,4 +1,4 @@
-"""One forward pass at a time, in this process: the same scheduler object that serves, without its loop."""
+"""One forward pass at a time, on the scheduler object that serves, without its event loop."""
 
 from __future__ import annotations
 
@@ -32,17 +32,13 @@ class StepBench:
     into the cache what is there already, and any n can follow any other.
 
     Args:
-        server_arguments: as for ``sglang.launch_server``.
-
-    Raises:
-        BenchError: the server arguments ask for more than one process.
+        scheduler: built, but not running its event loop.
     """
 
-    def __init__(self, server_arguments: Sequence[str]) -> None:
-        self.scheduler = _scheduler(server_arguments)
-        self.worker = self.scheduler.tp_worker
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.worker = scheduler.tp_worker
         self.runner = self.worker.model_runner
-        self.model = self.scheduler.server_args.model_path
 
     def cache(self, longest: int) -> None:
         """Prefill a prompt, so that passes over up to ``longest`` cached tokens can be timed.
@@ -235,27 +231,7 @@ def summary(times: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
     return report
 
 
-def _scheduler(arguments: Sequence[str]) -> Any:
-    """The scheduler as ``run_scheduler_process`` builds it, in this process instead of a child."""
-    from sglang.srt.entrypoints.engine import _set_envs_and_config
-    from sglang.srt.managers.scheduler import Scheduler
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
-    from sglang.srt.server_args import PortArgs, prepare_server_args
-
-    load_plugins()
-    server_args = prepare_server_args(list(arguments))
-    if server_args.tp_size * server_args.pp_size * server_args.dp_size > 1:
-        raise BenchError("bench steps runs in one process; leave out --tp-size, --pp-size and --dp-size")
-    server_args.resolve_once()
-    _set_envs_and_config(server_args)
-    server_args.check_server_args()
-    ranks = SpawnRanks(world_rank=spawn_world_rank(server_args, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0)
-    ports = PortArgs.init_new(server_args)
-    publish(server_args, role="scheduler", ranks=ranks)
-    return Scheduler(server_args, ports)
-
-
 def thread_facts() -> dict[str, Any]:
-    """Threads as the passes use them; nothing binds them here or in a server of this platform."""
-    return {"threads": torch.get_num_threads(), "omp_num_threads": os.environ.get("OMP_NUM_THREADS")}
+    """Threads of this process and the OpenMP settings that it was started with."""
+    openmp = {name: value for name, value in os.environ.items() if name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    return {"threads": torch.get_num_threads(), "openmp": openmp}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Time the forward passes that decoding is made of, with the model, attention backend, KV pool and
-threads that `rapid-sgl serve` would use, but in this process and without requests. The passes take
-turns in every repeat; the report shows medians.
+threads that `rapid-sgl serve` would use, in a process like a server's, but without requests. The
+passes take turns in every repeat; the report shows medians.
 
   decode_ms    one new token over n cached ones, by SGLang's decode mode
   extend1_ms   one new token by extension of n cached ones, as a cached prompt takes it
@@ -67,15 +67,14 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
     command, env = serve.plan(server_args)
     os.environ.update(env)  # before SGLang and transformers are imported: they read it once
     status.update("loading the model")
-    from rapid_sgl.bench.environment import environment
-    from rapid_sgl.bench.steps import StepBench, measure_steps, thread_facts
+    from rapid_sgl.bench.process import measure_steps_in_child
 
     launch = command[command.index("sglang.launch_server") + 1 :]
     if not options.has_flag(launch, "--log-level"):
         launch += ["--log-level", "error"]
-    bench = StepBench(launch)
-    report = measure_steps(bench, args.contexts, args.repeats, status.update)
-    return {"environment": {**environment(bench.model), **thread_facts(), "flags": server_args}, **report}
+    report = measure_steps_in_child(launch, args.contexts, args.repeats, status.update)
+    report["environment"]["flags"] = server_args
+    return report
 
 
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

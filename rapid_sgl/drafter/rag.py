@@ -74,7 +74,10 @@ class RAGDrafter:
                 loop.advance(step)
         finally:
             loop.walk.rewind()
-        return Drafts(loop.chains, loop.w, loop.q)
+        # grammars may have ended every chain early
+        width = max(map(len, loop.chains))
+        w, q = (None if laws is None else laws[:, :width] for laws in (loop.w, loop.q))
+        return Drafts(loop.chains, w, q)
 
     def forward(
         self,

@@ -60,6 +60,16 @@ def test_seeded_sampling_repeats(rapid_server):
     assert first["output_ids"] != other["output_ids"]
 
 
+def test_sampled_grammar_that_ends_inside_a_chain(rapid_server):
+    """Every chain of the step is cut short where its grammar is complete."""
+    ids = chat_ids(reference_text(1500), "Answer yes or no: is this a manual?")
+    ask = {"temperature": 1.0, "regex": "(yes|no)", "max_new_tokens": 30, "n": 4}
+    for answer in generate(rapid_server, ids, **ask, rapid_transfer="logits", rapid_lambda=0.5):
+        assert answer["text"] in ("yes", "no")
+    for answer in generate(rapid_server, ids, **ask):
+        assert answer["text"] in ("yes", "no")
+
+
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 values = (
     scalars
