@@ -36,10 +36,17 @@ def bench_prompts(builder: PromptBuilder, context: int, count: int, config: Rapi
     Raises:
         BenchError: ``context`` is too short for the question or longer than the text.
     """
-    return [_bench_prompt(builder, context, member, config) for member in range(count)]
+    prompts = [exact_prompt(builder, context, member) for member in range(count)]
+    windows = {"budget": config.budget, "head": config.head, "recent": config.recent}
+    return [BenchPrompt(prompt.ids, retrieve(prompt, QUESTION, **windows)) for prompt in prompts]
 
 
-def _bench_prompt(builder: PromptBuilder, context: int, member: int, config: RapidConfig) -> BenchPrompt:
+def exact_prompt(builder: PromptBuilder, context: int, member: int = 0) -> Prompt:
+    """A prompt of exactly ``context`` tokens; each ``member`` asks about another part of the text.
+
+    Raises:
+        BenchError: as for ``bench_prompts``.
+    """
     text = _text_from(member)
     size = context * CHARS_PER_TOKEN
     prompt = builder.build(text[:size], QUESTION, None)
@@ -50,9 +57,7 @@ def _bench_prompt(builder: PromptBuilder, context: int, member: int, config: Rap
             )
         size *= 2
         prompt = builder.build(text[:size], QUESTION, None)
-    cut = _cut_to(prompt, context)
-    spans = retrieve(cut, QUESTION, budget=config.budget, head=config.head, recent=config.recent)
-    return BenchPrompt(cut.ids, spans)
+    return _cut_to(prompt, context)
 
 
 def _cut_to(prompt: Prompt, context: int) -> Prompt:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from rapid_sgl.bench import BenchError
-from rapid_sgl.bench.prompts import bench_prompts
-from rapid_sgl.config import RapidConfig
+from rapid_sgl.bench.prompts import exact_prompt
 from rapid_sgl.retrieval.prompt import PromptBuilder
 from rapid_sgl.verify.inputs import verify_input
 
@@ -54,7 +53,7 @@ class StepBench:
                 f"{pool_size}; use shorter contexts or raise --max-total-tokens behind `--`"
             )
         builder = PromptBuilder(self.scheduler.tokenizer)
-        ids = bench_prompts(builder, needed, 1, RapidConfig())[0].ids
+        ids = exact_prompt(builder, needed).ids
         self.ids = torch.tensor(ids)
         self.batch = self._prefilled(ids)
         row = self.scheduler.req_to_token_pool.req_to_token[self.batch.req_pool_indices[0]]

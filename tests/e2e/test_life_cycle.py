@@ -10,7 +10,7 @@ import requests
 from conftest import body, chat_ids, generate, in_parallel, rapid_stats, reference_text
 
 VIEW = {"rapid_budget": 96, "rapid_head": 16, "rapid_recent": 48}
-REQUESTS, CONCURRENCY, ANSWER = 200, 16, 32
+REQUESTS, CONCURRENCY, ANSWER = 200, 16, 64
 
 
 def used_tokens(server) -> int:
@@ -24,9 +24,9 @@ def used_tokens(server) -> int:
 
 @pytest.fixture(scope="module")
 def prompts(crowded_server):
-    """Twelve prompts, 150 to 700 tokens, with their undrafted greedy answers, one at a time."""
+    """Twelve prompts, 150 to 600 tokens, with their undrafted greedy answers, one at a time."""
     ids = [
-        chat_ids(reference_text(150 + 50 * i)[i * 40 :], f"Question {i}: what is explained above?")
+        chat_ids(reference_text(150 + 40 * i)[i * 40 :], f"Question {i}: what is explained above?")
         for i in range(12)
     ]
     return ids, [
