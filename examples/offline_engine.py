@@ -1,6 +1,6 @@
 """Answer several questions about one document in process, without a server.
 
-    python examples/offline_engine.py README.md "What is a view?" "Which Python versions work?"
+python examples/offline_engine.py README.md "What is a view?" "Which Python versions work?"
 """
 
 from __future__ import annotations

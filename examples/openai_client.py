@@ -1,7 +1,7 @@
 """Stream an answer about a long document from a running server with the official OpenAI client.
 
-    rapid-sgl serve --port 30000 &
-    python examples/openai_client.py http://localhost:30000 README.md "What does make demo do?"
+rapid-sgl serve --port 30000 &
+python examples/openai_client.py http://localhost:30000 README.md "What does make demo do?"
 """
 
 from __future__ import annotations
