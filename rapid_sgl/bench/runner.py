@@ -60,8 +60,10 @@ class Side:
         progress = _Progress(len(prompts), self._sizes.new_tokens)
         with ThreadPoolExecutor(len(prompts)) as pool:
             pending = [pool.submit(self._stream, prompt, progress) for prompt in prompts]
-            progress.all_started.wait()
-            opened = self._totals()
+            opened = None
+            if len(prompts) > 1:
+                progress.all_started.wait()
+                opened = self._totals()
             progress.one_complete.wait()
             closed = self._totals()
             traces = [item.result() for item in pending]

@@ -1,13 +1,14 @@
 """SGLang's own acceptance kits against a RAPID server whose views are so small that nearly every prompt is drafted.
 
 `RAPID_KITS_BASELINE=1 pytest tests/e2e/test_sglang_kits.py` runs them target-only, on a server without
-RAPID. A kit that this model cannot pass even so is not listed here; docs/results.md names each with its
-target-only result.
+RAPID. What the embedded model fails there as well is set to None below and listed in docs/results.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import threading
 import unittest
 
@@ -53,14 +54,17 @@ class TestAPIContract(BasicAPIContractMixin, unittest.TestCase):
 
 class TestSchedulerStress(BasicSchedulerStressMixin, unittest.TestCase):
     sanity_max_new_tokens_short = 24
+    test_concurrent_requests = None  # target-only: 0 of 8 capitals
 
 
 class TestDecodeCorrectness(BasicDecodeCorrectnessMixin, unittest.TestCase):
     sanity_max_new_tokens_long = 64
+    test_basic_math = None  # target-only: "17"
+    test_color_completion = None  # target-only: red, blue, green
 
 
 class TestMatchedStop(MatchedStopMixin, unittest.TestCase):
-    pass
+    test_finish_stop_str = None  # target-only: no newline in 1000 tokens
 
 
 class TestAbortAll(abort_timeout_kit.AbortAllMixin, unittest.TestCase):
@@ -73,7 +77,9 @@ class TestRegex(RegexConstrainedMixin, unittest.TestCase):
 
 
 class TestJSON(JSONConstrainedMixin, unittest.TestCase):
-    pass
+    # target-only: the object is not closed within the kit's 128 tokens
+    test_json_generate = None
+    test_mix_json_and_other = None
 
 
 class TestKLDivergence(KLDivergenceMixin, unittest.TestCase):
@@ -95,9 +101,20 @@ class TestKLDivergence(KLDivergenceMixin, unittest.TestCase):
 
 class TestCacheHit(unittest.TestCase):
     def test_multi_turn_prefixes_are_hit(self):
-        result = cache_hit_kit.run_multiturn_cache_hit_test(
-            self.base_url, self.model, num_clients=4, num_rounds=3, request_length=128, output_length=16
-        )
+        # the kit reads a conversation data set; ours is made of the reference
+        turns = [{"value": reference_text(300)}, {"value": reference_text(600)}]
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump([{"conversations": turns}] * 32, file)
+            file.flush()
+            result = cache_hit_kit.run_multiturn_cache_hit_test(
+                self.base_url,
+                self.model,
+                num_clients=4,
+                num_rounds=3,
+                request_length=128,
+                output_length=16,
+                dataset_path=file.name,
+            )
         assert result["overall"]["cache_hit_rate"] > 0.3
 
 
