@@ -59,7 +59,8 @@ last, one JSON line {"environment": ..., "rows": [...]} with one row per method 
   *_range            smallest and largest over the repeats (speedup_range: of pairs in one repeat)
   ttft_ms            request sent to first token, prompt cached; mean over the batch
   cached_share       part of the prompt tokens that came from the prefix cache
-  mean_batch         requests per step; less than batch means that they did not all run together
+  mean_batch         requests per step; other than batch when they did not all run together, or when
+                     somebody else used the server
 """
 
 

@@ -24,9 +24,9 @@ def used_tokens(server) -> int:
 
 @pytest.fixture(scope="module")
 def prompts(crowded_server):
-    """Twelve prompts, 150 to 600 tokens, with their undrafted greedy answers, one at a time."""
+    """Twelve prompts, 150 to 450 tokens, with their undrafted greedy answers, one at a time."""
     ids = [
-        chat_ids(reference_text(150 + 40 * i)[i * 40 :], f"Question {i}: what is explained above?")
+        chat_ids(reference_text(120 + 25 * i)[i * 40 :], f"Question {i}: what is explained above?")
         for i in range(12)
     ]
     return ids, [
