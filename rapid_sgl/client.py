@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ __all__ = ["Chunk", "Client", "Completion", "Server", "ServerError", "ServerInfo
 # SGLang drains running requests on SIGTERM; after this long its process group is killed.
 STOP_GRACE_S = 20.0
 LOG_TAIL_LINES = 25
+PORTS = range(20000, 30000)
 # After a crash SGLang waits a minute for CUDA core dumps; whoever waits for the start wants to know now.
 NO_COREDUMP_WAIT = {"SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0"}
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -139,10 +141,16 @@ class Server:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback interface that nothing listens on right now.
+
+    Below the range from which the kernel takes ports of outgoing connections: one of those
+    could claim the port during the half minute that a server takes to start.
+    """
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError(f"no free port between {PORTS.start} and {PORTS.stop}; stop some servers")
 
 
 def _end_with_parent() -> None:
