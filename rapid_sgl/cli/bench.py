@@ -189,9 +189,7 @@ def _torch_native(
 
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line and what follows ``--``."""
-    own, server_args = argv, []
-    if "--" in argv:
-        own, server_args = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    own, server_args = options.split_server_args(argv)
     args, extra = parser.parse_known_args(own)
     options.refuse_unknown_rapid_flags(parser, extra)
     if extra:

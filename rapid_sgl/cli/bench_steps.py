@@ -79,9 +79,7 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
 
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line and what follows ``--``, refused here if `rapid-sgl serve` would refuse it."""
-    own, server_args = argv, []
-    if "--" in argv:
-        own, server_args = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    own, server_args = options.split_server_args(argv)
     args, extra = parser.parse_known_args(own)
     if extra:
         parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")

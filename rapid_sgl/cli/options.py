@@ -87,3 +87,10 @@ def has_flag(arguments: Iterable[str], *names: str) -> bool:
 
 def _dest(field_name: str) -> str:
     return f"rapid_{field_name}"
+
+
+def split_server_args(argv: list[str]) -> tuple[list[str], list[str]]:
+    """A command line as its own part and what follows ``--``, which is meant for the server."""
+    if "--" not in argv:
+        return argv, []
+    return argv[: argv.index("--")], argv[argv.index("--") + 1 :]
