@@ -110,7 +110,7 @@ class RapidWorker(BaseSpecWorker):
             tokens = _verify_tokens(batch, drafts)
             with step.timed("verify"):
                 output = self._target_logits(batch, tokens)
-            rules.apply_to_target_(output.next_token_logits, drafts.chains, tokens)
+            rules.apply_to_target_(output.next_token_logits, tokens)
             verdict = verify_chain(
                 output.next_token_logits.view(*tokens.shape, -1),
                 drafts.w,

@@ -29,20 +29,17 @@ class LogitRules:
         self.penalties = penalties
         self.grammars = {b: req.grammar for b, req in enumerate(batch.reqs) if req.grammar is not None}
 
-    def apply_to_target_(
-        self, logits: torch.Tensor, chains: Sequence[Sequence[int]], tokens: torch.Tensor
-    ) -> None:
+    def apply_to_target_(self, logits: torch.Tensor, tokens: torch.Tensor) -> None:
         """Edit target logits in place.
 
         Args:
             logits: float [bs * width, vocab], SGLang's verify layout.
-            chains: the drafts of each request.
-            tokens: int64 [bs, width]: last committed token, then the drafts.
+            tokens: int64 [bs, width]: last committed token, then the drafts, then padding.
         """
         width = tokens.shape[1]
         per_request = logits.view(tokens.shape[0], width, -1)
         for b in self.penalised:
-            self.penalties[b].apply_(per_request[b], self.batch.reqs[b].output_ids, _padded(chains[b], width))
+            self.penalties[b].apply_(per_request[b], self.batch.reqs[b].output_ids, tokens[b, 1:].tolist())
         if self.grammars:
             self._mask_target_(logits, tokens)
         if self.info.logit_bias is not None:
@@ -113,8 +110,3 @@ class GrammarWalk:
         for row, count in self.steps.items():
             if count:
                 self.grammars[row].rollback(count)
-
-
-def _padded(chain: Sequence[int], width: int) -> list[int]:
-    """Padding rows are never committed; token 0 keeps their number right."""
-    return [*chain, *[0] * (width - 1 - len(chain))]
