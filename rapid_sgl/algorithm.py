@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from rapid_sgl.config import RapidConfig, RapidOptionError
+from rapid_sgl.config import RapidConfig, RapidOptionError, env_name
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,21 @@ def _worker_class(server_args: Any) -> type:
     return RapidWorker
 
 
+def server_defaults() -> RapidConfig:
+    """The server's config: ``RapidConfig.from_env``, without draft KV where nobody would use it.
+
+    Host memory is taken only as it is written to, so a CPU server can always re-encode. On other devices
+    the memory is set apart when re-encoding is the default, a draft model is given, or the size was.
+    """
+    from sglang.srt.runtime_context import get_device, get_spec
+
+    config = RapidConfig.from_env()
+    asked = config.drafter in ("rag", "auto") or env_name("draft_tokens") in os.environ
+    if asked or get_spec().speculative_draft_model_path or get_device().device == "cpu":
+        return config
+    return replace(config, draft_tokens=0)
+
+
 def validate_server_args(server_args: Any) -> None:
     """Check what RAPID cannot serve and fill in what it needs.
 
@@ -83,9 +100,26 @@ def validate_server_args(server_args: Any) -> None:
             f"rapid_draft_length={config.draft_length} needs --speculative-num-draft-tokens "
             f"{config.draft_length + 1} or more, got {reserved + 1}"
         )
+    if server_args.speculative_draft_model_path:
+        _check_draft_model(server_args, config)
     server_args.speculative_num_steps = reserved
     server_args.speculative_eagle_topk = 1
     server_args.disable_overlap_schedule = True
     server_args.enable_mixed_chunk = False
     if server_args.max_running_requests is None:
         server_args.max_running_requests = MAX_RUNNING_REQUESTS
+
+
+def _check_draft_model(server_args: Any, config: RapidConfig) -> None:
+    from rapid_sgl.drafter.draft_model import check_draft_model
+
+    if config.draft_tokens == 0:
+        raise RapidOptionError(
+            "--speculative-draft-model-path needs KV memory for draft prompts, but --rapid-draft-tokens is 0; "
+            "drop that flag or raise it"
+        )
+    check_draft_model(
+        server_args.speculative_draft_model_path,
+        server_args.tokenizer_path or server_args.model_path,
+        trust_remote_code=server_args.trust_remote_code,
+    )

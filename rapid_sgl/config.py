@@ -15,8 +15,11 @@ from typing import Any
 
 ENV_PREFIX = "RAPID_SGL_"
 WIRE_PREFIX = "rapid_"
+# Keys that only a request has; rapid_sgl.request reads them.
+REQUEST_KEYS = ("rapid_spans", "rapid_draft_prompt", "rapid_draft_ids")
 
-DRAFTERS = ("view", "off")
+DRAFTERS = ("view", "rag", "auto", "off")
+DRAFTER_WEIGHTS = ("same", "int8", "fp8", "int4")
 TRANSFERS = ("none", "mixture", "logits", "distill")
 RESIDUALS = ("exact", "paper")
 
@@ -26,9 +29,16 @@ class RapidOptionError(ValueError):
 
 
 def _option(
-    default: Any, text: str, *, choices: tuple[str, ...] = (), low: float = -math.inf, high: float = math.inf
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float = -math.inf,
+    high: float = math.inf,
+    per_request: bool = True,
 ) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices, "low": low, "high": high})
+    metadata = {"help": text, "choices": choices, "low": low, "high": high, "per_request": per_request}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,13 @@ class RapidConfig:
     """
 
     drafter: str = _option(
-        "view", "draft from a view of the target's own KV cache, or not at all", choices=DRAFTERS
+        "view",
+        "draft from a view of the target's own KV cache, from a re-encoded short prompt, whichever fits the "
+        "request, or not at all",
+        choices=DRAFTERS,
+    )
+    drafter_weights: str = _option(
+        "same", "draft with the served weights, or with a quantised twin of them", choices=DRAFTER_WEIGHTS
     )
     draft_length: int = _option(4, "draft tokens per target pass (gamma)", low=1, high=32)
     budget: int = _option(1024, "prompt tokens in a draft row: head + spans + recent", low=1)
@@ -54,6 +70,12 @@ class RapidConfig:
     eta: float = _option(10.0, "eta: transfer strength under transfer distill", low=0.0)
     alpha: float = _option(0.1, "distill moves only tokens with q >= alpha * max q", low=0.0, high=1.0)
     residual: str = _option("exact", "law of the token that replaces a rejected draft", choices=RESIDUALS)
+    draft_tokens: int = _option(
+        16384, "KV tokens set apart for re-encoded draft rows; 0 for none", low=0, per_request=False
+    )
+    draft_prefill: int = _option(
+        128, "tokens of draft prompts that one scheduler step may prefill", low=1, per_request=False
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -87,17 +109,29 @@ class RapidConfig:
         """Environment variables that reproduce this record in a server process."""
         return {env_name(spec.name): str(getattr(self, spec.name)) for spec in fields(self)}
 
+    def to_wire(self) -> dict[str, Any]:
+        """This record as the ``rapid_*`` keys of a request."""
+        return {
+            WIRE_PREFIX + public_name(spec.name): getattr(self, spec.name)
+            for spec in fields(self)
+            if spec.metadata["per_request"]
+        }
+
     def with_wire(self, options: Mapping[str, Any]) -> RapidConfig:
         """This record with the ``rapid_*`` keys of one request applied.
 
         Raises:
             RapidOptionError: for an unknown key, a wrong type or a value out of range.
         """
-        known = {WIRE_PREFIX + public_name(spec.name): spec for spec in fields(self)}
+        known = {
+            WIRE_PREFIX + public_name(spec.name): spec
+            for spec in fields(self)
+            if spec.metadata["per_request"]
+        }
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise RapidOptionError(
-                f"unknown option {unknown[0]!r}; known: rapid_spans, {', '.join(sorted(known))}"
+                f"unknown option {unknown[0]!r}; known: {', '.join(sorted([*known, *REQUEST_KEYS]))}"
             )
         return replace(self, **{known[key].name: value for key, value in options.items()})
 

@@ -5,40 +5,45 @@ The only owner of the wire keys: everything else sees ``RequestOptions``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rapid_sgl.config import WIRE_PREFIX, RapidConfig, RapidOptionError
+from rapid_sgl.config import REQUEST_KEYS, WIRE_PREFIX, RapidConfig, RapidOptionError
 
-SPANS_KEY = WIRE_PREFIX + "spans"
+SPANS_KEY, DRAFT_PROMPT_KEY, DRAFT_IDS_KEY = REQUEST_KEYS
 
 Span = tuple[int, int]  # half-open token range of the prompt
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """One request's validated options: its config and the spans retrieved for it (in prompt order)."""
+    """One request's validated options."""
 
     config: RapidConfig
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Span, ...] = ()  # retrieved ranges of the prompt, in prompt order
+    draft_ids: tuple[int, ...] = ()  # the draft prompt where the client wrote it itself
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request is checked against."""
+
+    prompt_len: int
+    max_draft_length: int  # drafts per step that the server reserves verify slots for
+    context_len: int = 1 << 62  # tokens that the drafter takes
+    vocab_size: int = 1 << 62
 
 
 def parse_options(
-    custom_params: Mapping[str, Any] | None,
-    defaults: RapidConfig,
-    *,
-    prompt_len: int,
-    max_draft_length: int,
+    custom_params: Mapping[str, Any] | None, defaults: RapidConfig, limits: Limits
 ) -> RequestOptions:
     """Read a request's ``rapid_*`` keys; keys of others in ``custom_params`` are left alone.
 
     Args:
         custom_params: the request's ``sampling_params.custom_params``.
         defaults: the server's config.
-        prompt_len: tokens of the prompt, the bound of spans.
-        max_draft_length: what the server reserves verify slots for.
 
     Raises:
         RapidOptionError: unknown key, wrong type, value or span out of range.
@@ -49,15 +54,45 @@ def parse_options(
             given[key] = value
     if not given:
         return RequestOptions(defaults)
-    spans = _parse_spans(given.pop(SPANS_KEY, []), prompt_len)
+    spans = _parse_spans(given.pop(SPANS_KEY, []), limits.prompt_len)
+    draft_ids = _parse_draft_ids(given.pop(DRAFT_IDS_KEY, ()), limits)
+    if DRAFT_PROMPT_KEY in given:
+        raise RapidOptionError(f"{DRAFT_PROMPT_KEY} needs a server with a tokenizer; send {DRAFT_IDS_KEY}")
     config = defaults.with_wire(given)
-    if config.draft_length > max_draft_length:
+    if config.draft_length > limits.max_draft_length:
         raise RapidOptionError(
-            f"rapid_draft_length={config.draft_length} exceeds the server's {max_draft_length}; "
+            f"rapid_draft_length={config.draft_length} exceeds the server's {limits.max_draft_length}; "
             "lower it or start the server with a larger --rapid-draft-length"
         )
-    _check_budget(spans, config, prompt_len)
-    return RequestOptions(config, spans)
+    if config.drafter_weights not in ("same", defaults.drafter_weights):
+        raise RapidOptionError(
+            f"rapid_drafter_weights={config.drafter_weights!r} is not loaded on this server; use 'same' or start "
+            f"the server with --rapid-drafter-weights {config.drafter_weights}"
+        )
+    _check_budget(spans, config, limits.prompt_len)
+    _check_draft_memory(config, draft_ids)
+    return RequestOptions(config, spans, draft_ids)
+
+
+def tokenize_draft_prompt(
+    custom_params: Mapping[str, Any], encode: Callable[[str], list[int]]
+) -> dict[str, Any]:
+    """``custom_params`` with ``rapid_draft_prompt`` replaced by ``rapid_draft_ids``.
+
+    Args:
+        encode: text to token ids, special tokens as in a plain ``/generate`` prompt.
+
+    Raises:
+        RapidOptionError: the draft prompt is not text, is empty, or was given twice.
+    """
+    params = dict(custom_params)
+    text = params.pop(DRAFT_PROMPT_KEY)
+    if not isinstance(text, str) or not text:
+        raise RapidOptionError(f"{DRAFT_PROMPT_KEY} must be a text that is not empty; got {_short(text)}")
+    if DRAFT_IDS_KEY in params:
+        raise RapidOptionError(f"{DRAFT_PROMPT_KEY} and {DRAFT_IDS_KEY} say the same thing; send one of them")
+    params[DRAFT_IDS_KEY] = encode(text)
+    return params
 
 
 def outside_windows(spans: Sequence[Span], config: RapidConfig, prompt_len: int) -> list[Span]:
@@ -80,6 +115,45 @@ def _check_budget(spans: Sequence[Span], config: RapidConfig, prompt_len: int) -
             f"{SPANS_KEY} hold {taken} tokens outside the windows, but rapid_budget={config.budget} leaves {room} "
             f"beside rapid_head={config.head} and rapid_recent={config.recent}; send fewer spans or raise the budget"
         )
+
+
+def _check_draft_memory(config: RapidConfig, draft_ids: Sequence[int]) -> None:
+    if draft_ids and config.drafter not in ("rag", "auto"):
+        raise RapidOptionError(
+            f"a draft prompt was sent with rapid_drafter={config.drafter!r}, which has no use for it; "
+            "add rapid_drafter='rag'"
+        )
+    if config.drafter == "rag" and config.draft_tokens == 0:
+        raise RapidOptionError(
+            "rapid_drafter='rag' needs KV memory that this server has not set apart; "
+            "start it with --rapid-draft-tokens 16384"
+        )
+    size = len(draft_ids) if draft_ids else min(config.budget, config.draft_tokens)
+    if size > config.draft_tokens:
+        raise RapidOptionError(
+            f"the draft prompt has {size} tokens, but --rapid-draft-tokens is {config.draft_tokens}; "
+            "shorten it or raise the flag"
+        )
+
+
+def _parse_draft_ids(ids: Any, limits: Limits) -> tuple[int, ...]:
+    if (
+        not isinstance(ids, Sequence)
+        or isinstance(ids, (str, bytes))
+        or any(type(token) is not int for token in ids)
+    ):
+        raise RapidOptionError(f"{DRAFT_IDS_KEY} must be a list of token ids; got {_short(ids)}")
+    for token in ids:
+        if not 0 <= token < limits.vocab_size:
+            raise RapidOptionError(
+                f"{DRAFT_IDS_KEY} has {token}, outside the vocabulary of {limits.vocab_size} tokens"
+            )
+    if len(ids) >= limits.context_len:
+        raise RapidOptionError(
+            f"the draft prompt has {len(ids)} tokens, but the drafter takes {limits.context_len} with the answer; "
+            "shorten it"
+        )
+    return tuple(ids)
 
 
 def _parse_spans(flat: Any, prompt_len: int) -> tuple[Span, ...]:

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.drafter.rows import DraftRows, View, view_ranges
-from rapid_sgl.request import RequestOptions, parse_options
+from rapid_sgl.drafter.choice import Abilities, choose
+from rapid_sgl.drafter.rag import DraftRow
+from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
+from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
+from rapid_sgl.request import Limits, RequestOptions, parse_options
 from rapid_sgl.verify.law import LawRow, Residual, Transfer
 from rapid_sgl.verify.penalties import Penalties, penalties_of
 
@@ -26,8 +29,17 @@ class RequestState:
     law: LawRow
     penalties: Penalties
     seed: int  # int64; of the request, or derived from its id
-    view: View | None  # None: the request decodes without drafts
-    reason: str  # why there is no view; "" when there is one
+    row: DraftRow | None  # None: the request decodes without drafts
+    drafter: str  # view, rag or off
+    reason: str  # why that drafter
+
+    def meta_info(self) -> dict[str, Any]:
+        """What the response's ``meta_info`` says of the request."""
+        info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}
+        if isinstance(self.row, ReencodedRow):
+            info["rapid_draft_prompt_tokens"] = len(self.row.prompt)
+            info["rapid_draft_cached_tokens"] = self.row.cached
+        return info
 
 
 class RequestTable:
@@ -35,17 +47,23 @@ class RequestTable:
 
     Args:
         rows: where views are built.
+        reencoder: where re-encoded rows are; None without memory for them.
         defaults: the server's config.
         max_draft_length: drafts per step that verify slots are reserved for.
-        unsupported: why this model cannot be drafted from views; "" when it can.
+        abilities: what this server can draft with.
     """
 
-    def __init__(self, rows: DraftRows, defaults: RapidConfig, max_draft_length: int, unsupported: str):
-        self.rows = rows
-        self.defaults = defaults
-        self.max_draft_length = max_draft_length
-        self.unsupported = unsupported
-        self.undrafted: Counter[str] = Counter()  # requests without a view, by reason
+    def __init__(
+        self,
+        rows: DraftRows,
+        reencoder: Reencoder | None,
+        defaults: RapidConfig,
+        max_draft_length: int,
+        abilities: Abilities,
+    ):
+        self.rows, self.reencoder, self.defaults = rows, reencoder, defaults
+        self.max_draft_length, self.abilities = max_draft_length, abilities
+        self.undrafted: Counter[str] = Counter()  # requests that are not drafted, by reason
         self._states: dict[str, RequestState] = {}
 
     def __len__(self) -> int:
@@ -54,41 +72,52 @@ class RequestTable:
     def get(self, req: Any) -> RequestState:
         """The state of a decoding request (SGLang's ``Req``); built when it is new or was moved to another row."""
         state = self._states.get(req.rid)
-        if state is None or (state.view is not None and state.view.pool_idx != req.kv.req_pool_idx):
+        if state is None or (state.row is not None and state.row.pool_idx != req.kv.req_pool_idx):
+            self.release(req.rid)
             state = self._states[req.rid] = self._build(req)
-            if state.view is None:
+            req.rapid_meta_info = state.meta_info
+            if state.row is None:
                 self.undrafted[state.reason] += 1
         return state
 
     def release(self, rid: str) -> None:
-        self._states.pop(rid, None)
+        state = self._states.pop(rid, None)
+        if state is not None and isinstance(state.row, ReencodedRow) and self.reencoder is not None:
+            self.reencoder.release(state.row)
 
     def clear(self) -> None:
-        self._states.clear()
+        for rid in list(self._states):
+            self.release(rid)
 
     def _build(self, req: Any) -> RequestState:
         params = req.sampling_params
-        prompt_len = len(req.origin_input_ids)
-        options = parse_options(
-            params.custom_params, self.defaults, prompt_len=prompt_len, max_draft_length=self.max_draft_length
-        )
-        reason = self._why_undrafted(req, options, prompt_len)
-        view = None
-        if not reason:
-            ranges = view_ranges(prompt_len, options.spans, options.config)
-            view = self.rows.build(req.kv.req_pool_idx, prompt_len, ranges)
+        limits = Limits(len(req.origin_input_ids), self.max_draft_length)
+        options = parse_options(params.custom_params, self.defaults, limits)
+        drafter, reason = choose(options, limits.prompt_len, self.abilities, lora=req.lora_id is not None)
         return RequestState(
-            options, law_row(params, options.config), penalties_of(req), _seed(req), view, reason
+            options,
+            law_row(params, options.config),
+            penalties_of(req),
+            _seed(req),
+            self._row(req, drafter, options),
+            drafter,
+            reason,
         )
 
-    def _why_undrafted(self, req: Any, options: RequestOptions, prompt_len: int) -> str:
-        if options.config.drafter == "off":
-            return "off"
-        if self.unsupported:
-            return self.unsupported
-        if prompt_len <= options.config.budget:
-            return "short_prompt"
-        return "lora" if req.lora_id is not None else ""
+    def _row(self, req: Any, drafter: str, options: RequestOptions) -> DraftRow | None:
+        if drafter == "off":
+            return None
+        prompt, weights = req.origin_input_ids, options.config.drafter_weights
+        if drafter == "rag" and options.draft_ids:
+            return self.reencoder.row(req, weights, options.draft_ids)  # type: ignore[union-attr]
+        ranges = view_ranges(len(prompt), options.spans, options.config)
+        if drafter == "view":
+            return self.rows.build(req.kv.req_pool_idx, len(prompt), ranges, weights)
+        prompts = [
+            [token for start, end in variant for token in prompt[start:end]]
+            for variant in tail_variants(ranges, options.spans)
+        ]
+        return self.reencoder.row(req, weights, *prompts)  # type: ignore[union-attr]
 
 
 def law_row(params: Any, config: RapidConfig) -> LawRow:

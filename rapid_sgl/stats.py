@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-PHASES = ("draft", "verify", "step")
-
 
 class StepStats:
     """Totals since start, kept apart for steps that drafted and steps that did not."""
@@ -55,7 +53,7 @@ class _Step:
 class _Totals:
     def __init__(self) -> None:
         self.steps = self.requests = self.proposed = self.accepted = self.draft_passes = 0
-        self.draft_s = self.verify_s = self.step_s = 0.0
+        self.encode_s = self.draft_s = self.verify_s = self.step_s = 0.0
 
     def add(self, step: _Step) -> None:
         self.steps += 1
@@ -63,6 +61,7 @@ class _Totals:
         self.proposed += step.proposed
         self.accepted += step.accepted
         self.draft_passes += step.longest
+        self.encode_s += step.seconds["encode"]
         self.draft_s += step.seconds["draft"]
         self.verify_s += step.seconds["verify"]
         self.step_s += step.seconds["step"]

@@ -17,9 +17,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
-from rapid_sgl.config import RapidConfig
-from rapid_sgl.drafter.rag import Drafts, RAGDrafter
-from rapid_sgl.drafter.rows import DraftRows
+from rapid_sgl.algorithm import server_defaults
+from rapid_sgl.drafter.build import DraftSide
+from rapid_sgl.drafter.rag import Drafts
+from rapid_sgl.drafter.reencoded import ReencodedRow
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import StepStats
@@ -49,15 +50,21 @@ class RapidWorker(BaseSpecWorker):
         super().__init__()
         self._target_worker = target_worker
         self.runner = target_worker.model_runner
-        self.config = RapidConfig.from_env()
+        self.config = server_defaults()
         self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
         self.stats = StepStats()
+        self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
         logger.info("RAPID defaults: %s", self.config)
 
     @property
     def draft_worker(self) -> None:
-        """No second model: the drafter runs the target's own weights."""
+        """No worker that SGLang should drive: drafts run on the target's own weights, or on a model that
+        ``DraftSide`` keeps with pools of its own."""
         return None
+
+    @property
+    def preloaded_weights_bytes(self) -> int:
+        return self.side.preloaded_weights_bytes
 
     def alloc_memory_pool(
         self,
@@ -66,19 +73,29 @@ class RapidWorker(BaseSpecWorker):
         token_to_kv_pool_allocator: Any = None,
     ) -> None:
         """Called by the scheduler once the target's pools exist."""
-        self.rows = DraftRows(req_to_token_pool.req_to_token)
-        self.requests = RequestTable(
-            self.rows, self.config, self.speculative_num_draft_tokens - 1, _why_no_views(self.runner)
-        )
-        kv_release.listeners.append(self.requests.release)
+        self.side.alloc_memory_pool(req_to_token_pool)
 
     def init_attention_backends(self) -> None:
         """Called by the scheduler once the target's attention backend exists."""
-        self.drafter = RAGDrafter(self.runner, self.rows)
+        self.drafter = self.side.build_drafter()
+        self.rows, self.reencoder = self.drafter.rows, self.drafter.reencoder
+        self.requests = RequestTable(
+            self.rows,
+            self.reencoder,
+            self.config,
+            self.speculative_num_draft_tokens - 1,
+            self.side.abilities(),
+        )
+        kv_release.listeners.append(self.requests.release)
+
+    def init_cuda_graphs(self) -> None:
+        """Draft passes run eagerly."""
 
     def clear_cache_pool(self) -> None:
         """``/flush_cache``: SGLang flushes only when no request runs, so nothing here is in use."""
         self.requests.clear()
+        if self.reencoder is not None:
+            self.reencoder.space.clear()
 
     def report(self) -> dict[str, Any]:
         """Statistics for ``/server_info``: options, step totals, undrafted requests by reason."""
@@ -87,6 +104,7 @@ class RapidWorker(BaseSpecWorker):
             **self.stats.snapshot(),
             "undrafted": dict(self.requests.undrafted),
             "running": len(self.requests),
+            "draft_kv": self.reencoder.snapshot() if self.reencoder else None,
         }
 
     def forward_batch_generation(
@@ -102,7 +120,9 @@ class RapidWorker(BaseSpecWorker):
             states = [self.requests.get(req) for req in batch.reqs]
             law = Law.from_rows([state.law for state in states], device=batch.seq_lens.device)
             rules = LogitRules(batch, [state.penalties for state in states])
-            lengths = [_draft_length(req, state) for req, state in zip(batch.reqs, states, strict=True)]
+            with step.timed("encode"):
+                self._encode(batch, states)
+            lengths = [self._draft_length(req, state) for req, state in zip(batch.reqs, states, strict=True)]
             noise = self._noise(batch, states, max(lengths))
 
             with step.timed("draft"):
@@ -157,7 +177,28 @@ class RapidWorker(BaseSpecWorker):
         if not any(lengths):
             empty = torch.empty(len(states), 0, self.runner.model_config.vocab_size, device=noise.device)
             return Drafts([[] for _ in states], w=empty, q=empty)
-        return self.drafter.draft(batch, states, lengths, law, rules, noise[..., DRAFT])
+        return self.drafter.draft(
+            batch, [state.row for state in states], lengths, law, rules, noise[..., DRAFT]
+        )
+
+    def _encode(self, batch: Any, states: list[RequestState]) -> None:
+        """Prefill draft prompts, a little in every step, so that running requests keep their pace."""
+        if self.reencoder is not None:
+            rows = zip(batch.reqs, states, strict=True)
+            self.reencoder.advance(
+                [(state.row, req.output_ids) for req, state in rows if isinstance(state.row, ReencodedRow)]
+            )
+
+    def _draft_length(self, req: Any, state: RequestState) -> int:
+        """Drafts worth verifying: none without a row that is ready, none past the answer's token limit."""
+        if state.row is None:
+            return 0
+        remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
+        length = max(0, min(state.options.config.draft_length, remaining - 1))
+        if length and isinstance(state.row, ReencodedRow):
+            assert self.reencoder is not None
+            return self.reencoder.ready(state.row, req.output_ids, length)
+        return length
 
     def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:
         """The verify pass: target logits for every token of every chain (``LogitsProcessorOutput``)."""
@@ -196,14 +237,6 @@ class RapidWorker(BaseSpecWorker):
         )
 
 
-def _draft_length(req: Any, state: RequestState) -> int:
-    """Drafts worth verifying: none without a view, none past the answer's token limit."""
-    if state.view is None:
-        return 0
-    remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
-    return max(0, min(state.options.config.draft_length, remaining - 1))
-
-
 def _verify_tokens(batch: Any, drafts: Drafts) -> torch.Tensor:
     """int64 [bs, width + 1]: each request's last committed token, its drafts, then padding."""
     width = drafts.width
@@ -222,12 +255,3 @@ def _seed_first_token(batch: Any) -> None:
     fresh = torch.randint(2**31, (len(seeds),)).tolist()
     chosen = [given if given is not None else drawn for given, drawn in zip(seeds, fresh, strict=True)]
     batch.sampling_info.sampling_seed = torch.tensor(chosen, dtype=torch.int64, device=batch.seq_lens.device)
-
-
-def _why_no_views(runner: Any) -> str:
-    """Why KV of this model cannot be picked token by token; "" when it can."""
-    if runner.is_hybrid_swa or runner.kv_cache_configurator.mambaish_config is not None:
-        return "kv_not_per_token"
-    if runner.model_config.model_is_mrope:
-        return "mrope"
-    return ""

@@ -8,11 +8,12 @@ def register() -> None:
     from rapid_sgl.server_patches import (
         fused_linear,
         kv_release,
+        meta_info,
         request_check,
         row_writer,
         seeded_hash,
         server_info,
     )
 
-    for patch in (fused_linear, kv_release, request_check, row_writer, seeded_hash, server_info):
+    for patch in (fused_linear, kv_release, meta_info, request_check, row_writer, seeded_hash, server_info):
         patch.register()

@@ -1,6 +1,8 @@
 """Measurements behind ``rapid-sgl bench`` and ``rapid-sgl bench steps``."""
 
-METHODS = ("target", "view", "torch_native")
+METHODS = ("target", "view", "rag", "torch_native")
+# Those that draft; the same answers as the target's, by other means.
+DRAFTING = ("view", "rag")
 
 
 class BenchError(RuntimeError):

@@ -117,11 +117,12 @@ def predicted_speedup(accept_length: float, decode_ms: float, draft_ms: float, v
 
 
 def make_row(
-    method: str, context: int, batch: int, runs: Sequence[Run], target: Sequence[Run]
+    method: str, weights: str, context: int, batch: int, runs: Sequence[Run], target: Sequence[Run]
 ) -> dict[str, Any]:
     """One row of the report: medians over ``runs``, compared with the target's runs of the same cell.
 
     Args:
+        weights: what drafts ran on.
         target: empty when the target was not measured; comparisons are then None.
     """
     means = [run.steps for run in runs if run.steps]
@@ -133,6 +134,7 @@ def make_row(
     row["speedup_vs_target"] = None
     if target:
         row["speedup_vs_target"] = median(run.ms_per_token for run in target) / row["ms_per_token"]
+    row["drafter_weights"] = weights
     row["step_ms"] = _median(mean.step_ms for mean in means)
     row["outside_share"] = None
     if means:
@@ -142,6 +144,9 @@ def make_row(
     pairs = [one.ms_per_token / other.ms_per_token for one, other in zip(target, runs, strict=False)]
     row["speedup_range"] = [min(pairs), max(pairs)] if pairs else None
     row["ttft_ms"] = median(run.ttft_ms for run in runs)
+    row["ttft_over_target"] = None
+    if target:
+        row["ttft_over_target"] = row["ttft_ms"] / median(run.ttft_ms for run in target)
     row["cached_share"] = median(run.cached_share for run in runs)
     row["mean_batch"] = _median(mean.batch for mean in means)
     row["repeats"] = len(runs)

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rapid_sgl.bench import BenchError
+from rapid_sgl.bench import DRAFTING, BenchError
 from rapid_sgl.bench.prompts import BenchPrompt
 from rapid_sgl.bench.records import Run, StepMeans, Trace, make_run, step_means
-from rapid_sgl.config import WIRE_PREFIX, RapidConfig, public_name
+from rapid_sgl.config import WIRE_PREFIX, RapidConfig
 from rapid_sgl.http_client import Client, ServerInfo
 from rapid_sgl.request import SPANS_KEY, spans_to_wire
 
@@ -27,11 +27,11 @@ class Sizes:
 
     new_tokens: int  # tokens per request inside the window
     temperature: float
-    config: RapidConfig  # draft length, budget and windows of method view
+    config: RapidConfig  # draft length, budget and windows of the drafting methods
 
     def max_new_tokens(self, method: str) -> int:
         """Tokens to ask for, so that nobody finishes while the server's totals are being read."""
-        per_step = self.config.draft_length + 1 if method == "view" else 1
+        per_step = self.config.draft_length + 1 if method in DRAFTING else 1
         return self.new_tokens + SNAPSHOT_STEPS * per_step
 
 
@@ -42,12 +42,19 @@ class Side:
         method: one of ``rapid_sgl.bench.METHODS``.
         url: the server.
         info: what the server said of itself.
+        weights: what drafts run on, ``rapid_drafter_weights``.
     """
 
-    def __init__(self, method: str, url: str, info: ServerInfo, sizes: Sizes) -> None:
-        self.method, self.info, self._url, self._sizes = method, info, url, sizes
+    def __init__(self, method: str, url: str, info: ServerInfo, sizes: Sizes, weights: str = "same") -> None:
+        self.method, self.weights = method, weights
+        self.info, self._url, self._sizes = info, url, sizes
         self._client = new_client(url)
         self._counts_steps = rapid_report(info) is not None
+
+    @property
+    def name(self) -> str:
+        """The method, with the drafter's weights where they are not the target's."""
+        return self.method if self.weights == "same" else f"{self.method} {self.weights}"
 
     def run(self, prompts: Sequence[BenchPrompt]) -> Run:
         """Send all prompts at once, let every request finish, and measure.
@@ -97,7 +104,7 @@ class Side:
             "ignore_eos": True,
         }
         if self._counts_steps:
-            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt)
+            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt, self.weights)
         return {"input_ids": prompt.ids, "sampling_params": sampling}
 
     def _totals(self) -> dict[str, Any] | None:
@@ -134,12 +141,14 @@ def _means_between(before: dict[str, Any] | None, after: dict[str, Any] | None) 
     return step_means(before, after) if before is not None and after is not None else None
 
 
-def custom_params(method: str, config: RapidConfig, prompt: BenchPrompt) -> dict[str, Any]:
+def custom_params(
+    method: str, config: RapidConfig, prompt: BenchPrompt, weights: str = "same"
+) -> dict[str, Any]:
     """The request options that make the difference between the methods."""
-    if method != "view":
+    if method not in DRAFTING:
         return {f"{WIRE_PREFIX}drafter": "off"}
-    wire = {WIRE_PREFIX + public_name(name): value for name, value in vars(config).items()}
-    return {**wire, f"{WIRE_PREFIX}drafter": "view", SPANS_KEY: spans_to_wire(prompt.spans)}
+    wire = replace(config, drafter=method, drafter_weights=weights).to_wire()
+    return {**wire, SPANS_KEY: spans_to_wire(prompt.spans)}
 
 
 def rapid_report(info: ServerInfo) -> dict[str, Any] | None:

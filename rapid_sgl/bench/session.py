@@ -46,8 +46,8 @@ def measure(
         for batch in batches:
             cell = f"{context:,} tokens, batch {batch}"
             runs = _interleaved(sides, prompts[:batch], repeats, cell, update)
-            target = runs.get("target", [])
-            rows += [make_row(method, context, batch, done, target) for method, done in runs.items()]
+            target = next((done for side, done in runs if side.method == "target"), [])
+            rows += [make_row(side.method, side.weights, context, batch, done, target) for side, done in runs]
     facts = {
         **environment(sides[0].info.model_path),
         "server": server_facts(sides[0].info),
@@ -64,21 +64,21 @@ def _interleaved(
     repeats: int,
     cell: str,
     update: Callable[[str], None],
-) -> dict[str, list[Run]]:
+) -> list[tuple[Side, list[Run]]]:
     """Runs by method. One unrecorded run each comes first: it fills the prefix cache."""
     for side in sides:
-        update(f"{cell}: {side.method}, warm-up")
+        update(f"{cell}: {side.name}, warm-up")
         side.run(prompts)
-    runs: dict[str, list[Run]] = {side.method: [] for side in sides}
+    runs: list[tuple[Side, list[Run]]] = [(side, []) for side in sides]
     for repeat in range(repeats):
         first = repeat % len(sides)  # so that no method always runs after the same other one
-        for side in [*sides[first:], *sides[:first]]:
-            update(f"{cell}: {side.method}, {repeat + 1} of {repeats}")
-            runs[side.method].append(side.run(prompts))
+        for side, done in [*runs[first:], *runs[:first]]:
+            update(f"{cell}: {side.name}, {repeat + 1} of {repeats}")
+            done.append(side.run(prompts))
     return runs
 
 
-def view_config(info: ServerInfo, given: dict[str, Any]) -> RapidConfig:
+def drafting_config(info: ServerInfo, given: dict[str, Any]) -> RapidConfig:
     """The server's defaults with this command line's options on top.
 
     Raises:
@@ -89,7 +89,7 @@ def view_config(info: ServerInfo, given: dict[str, Any]) -> RapidConfig:
     if report is None:
         algorithm = info.speculative_algorithm or "none"
         raise BenchError(
-            f"the server does not run RAPID (its speculative algorithm: {algorithm}), so it has no method view; "
+            f"the server does not run RAPID (its speculative algorithm: {algorithm}), so it has no method view or rag; "
             "start it with `rapid-sgl serve`, or measure --methods target"
         )
     config = replace(RapidConfig(**report["config"]), **given)

@@ -11,6 +11,7 @@ from rich.table import Table
 # Columns of a bench table: heading, row key, format.
 COLUMNS = (
     ("method", "method", "{}"),
+    ("weights", "drafter_weights", "{}"),
     ("context", "context", "{:,}"),
     ("batch", "batch", "{}"),
     ("ms/token", "ms_per_token", "{:.1f}"),
@@ -24,9 +25,10 @@ COLUMNS = (
     ("decode ms", "decode_ms", "{:.1f}"),
     ("predicted", "predicted_speedup", "{:.2f}x"),
     ("speedup", "speedup_vs_target", "{:.2f}x"),
+    ("ttft ms", "ttft_ms", "{:.0f}"),
 )
 # Without a terminal rich assumes 80 columns and would cut every number short.
-PIPED_WIDTH = 150
+PIPED_WIDTH = 170
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import signal
 import sys
@@ -12,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapid_sgl.bench import METHODS
+from rapid_sgl.bench import DRAFTING, METHODS
 from rapid_sgl.cli import options
 from rapid_sgl.cli.numbers import at_least, int_list
-from rapid_sgl.config import RapidConfig, RapidOptionError
+from rapid_sgl.config import DRAFTER_WEIGHTS, RapidConfig, RapidOptionError
 
 if TYPE_CHECKING:
     from rapid_sgl.bench.runner import Side, Sizes
@@ -31,11 +32,13 @@ alone, without a server.
 methods:
   target        the full context, no drafts (rapid_drafter=off)
   view          drafts from a view of the target's own KV cache, verified by the target
+  rag           drafts from a re-encoded short prompt: head, spans and recent window
   torch_native  no drafts, on a second server with SGLang's own torch_native attention; slow
 
 examples:
   rapid-sgl bench
   rapid-sgl bench --contexts 3500 --batch 8 --draft-length 6 --server http://127.0.0.1:30000
+  rapid-sgl bench --methods target,view,rag --drafter-weights same,int8
   rapid-sgl bench --contexts 16000 --repeats 3 --model-path Qwen/Qwen2.5-7B-Instruct -- --dtype bfloat16
   rapid-sgl bench --json | tail -1 | jq '.rows[] | [.method, .context, .speedup_vs_target]'
 
@@ -57,7 +60,9 @@ last, one JSON line {"environment": ..., "rows": [...]} with one row per method 
   predicted_speedup  accept_length * decode_ms / (draft_ms + verify_ms)
   speedup_vs_target  ms_per_token of target / ms_per_token; measured_over_predicted compares the two
   *_range            smallest and largest over the repeats (speedup_range: of pairs in one repeat)
-  ttft_ms            request sent to first token, prompt cached; mean over the batch
+  ttft_ms            request sent to first token, prompt cached; mean over the batch. ttft_over_target
+                     compares it with method target
+  drafter_weights    what drafts ran on: the served weights (same) or a quantised twin
   cached_share       part of the prompt tokens that came from the prefix cache
   mean_batch         requests per step; other than batch when they did not all run together, or when
                      somebody else used the server
@@ -105,12 +110,13 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
         url, info = servers.enter_context(_server(args, given, server_args, status))
         sizes = _sizes(args, info, given)
         builder = load_builder(args.model_path or info.tokenizer_path)
-        sides = [
-            _torch_native(servers, args, info, sizes, status)
-            if method == "torch_native"
-            else _side(method, url, sizes)
-            for method in args.methods
-        ]
+        sides = []
+        for method in args.methods:
+            if method == "torch_native":
+                sides.append(_torch_native(servers, args, info, sizes, status))
+                continue
+            for weights in args.drafter_weights if method in DRAFTING else ["same"]:
+                sides.append(_side(method, url, sizes, weights))
         return measure(
             sides, builder, args.contexts, args.batch, sizes, repeats=args.repeats, update=status.update
         )
@@ -118,17 +124,18 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
 
 def _sizes(args: argparse.Namespace, info: ServerInfo, given: dict[str, Any]) -> Sizes:
     from rapid_sgl.bench.runner import Sizes
-    from rapid_sgl.bench.session import view_config
+    from rapid_sgl.bench.session import drafting_config
 
-    # Without a view no option of RAPID matters, and any SGLang server will do.
-    config = view_config(info, given) if "view" in args.methods else RapidConfig()
+    # Without drafts no option of RAPID matters, and any SGLang server will do.
+    drafting = any(method in DRAFTING for method in args.methods)
+    config = drafting_config(info, given) if drafting else RapidConfig()
     return Sizes(args.new_tokens, args.temperature, config)
 
 
-def _side(method: str, url: str, sizes: Sizes) -> Side:
+def _side(method: str, url: str, sizes: Sizes, weights: str = "same") -> Side:
     from rapid_sgl.bench.runner import Side, new_client
 
-    return Side(method, url, new_client(url).info(), sizes)
+    return Side(method, url, new_client(url).info(), sizes, weights)
 
 
 @contextlib.contextmanager
@@ -148,7 +155,8 @@ def _server(
     model = ["--model-path", args.model_path] if args.model_path else []
     status.update("starting the server")
     with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
-        flags = [*model, *options.rapid_flags(given), *server_args]
+        twin = [f"--rapid-drafter-weights={name}" for name in args.drafter_weights if name != "same"]
+        flags = [*model, *options.rapid_flags(given), *twin, *server_args]
         with Server.start(flags, log_path=Path(folder) / "server.log") as server:
             yield server.url, server.client.info()
             status.update("stopping the server")
@@ -198,6 +206,10 @@ def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace,
         parser.error("flags behind `--` are for a server that bench starts; leave out --server or the flags")
     if args.rapid_drafter is not None:
         parser.error("--rapid-drafter has no effect here; --methods says which drafters are compared")
+    if args.rapid_drafter_weights is not None:
+        parser.error("--rapid-drafter-weights has no effect here; use --drafter-weights")
+    if len(set(args.drafter_weights) - {"same"}) > 1:
+        parser.error("--drafter-weights takes one twin besides same: a server holds one")
     if args.temperature < 0:
         parser.error(f"--temperature {args.temperature:g} is negative; use 0 (greedy) or more")
     try:
@@ -207,11 +219,11 @@ def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace,
     return args, server_args
 
 
-def _methods(text: str) -> list[str]:
+def _names(text: str, known: Sequence[str]) -> list[str]:
     names = text.split(",")
     for name in names:
-        if name not in METHODS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(METHODS)}")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} names a method twice")
     return names
@@ -232,7 +244,20 @@ def _parser() -> options.Parser:
         help="(default: 1000,3500,7000)",
     )
     add("--batch", type=int_list, default=[1, 8], metavar="N,N", help="requests at once (default: 1,8)")
-    add("--methods", type=_methods, default=["target", "view"], metavar="M,M", help="(default: target,view)")
+    add(
+        "--methods",
+        type=functools.partial(_names, known=METHODS),
+        default=["target", "view"],
+        metavar="M,M",
+        help="(default: target,view)",
+    )
+    add(
+        "--drafter-weights",
+        type=functools.partial(_names, known=DRAFTER_WEIGHTS),
+        default=["same"],
+        metavar="W,W",
+        help="what view and rag draft with, each measured: same and one of int8, fp8, int4 (default: same)",
+    )
     add("--new-tokens", type=at_least(2), default=64, metavar="N", help="tokens per answer (default: 64)")
     add("--repeats", type=at_least(1), default=5, metavar="N", help="measured runs per method (default: 5)")
     add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")

@@ -1,4 +1,4 @@
-"""RAGDrafter: the served model, run over short draft rows, proposes the next tokens."""
+"""RAGDrafter: a model, run over short draft rows, proposes the next tokens."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
-from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
-from rapid_sgl.drafter.backend import draft_attention_backend
-from rapid_sgl.drafter.rows import DraftRows
-from rapid_sgl.state import RequestState
+from rapid_sgl.drafter.lanes import ReencodedLane, ViewLane
+from rapid_sgl.drafter.passes import DraftPasses
+from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
+from rapid_sgl.drafter.rows import DraftRows, View
 from rapid_sgl.verify.law import Law, draft_probs, sample
 from rapid_sgl.verify.rules import GrammarWalk, LogitRules
+
+DraftRow = View | ReencodedRow
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,31 @@ class Drafts:
 class RAGDrafter:
     """Drafts a batch of requests from their rows.
 
-    The keys and values of drafts go into the slots that the verify pass will fill with the
-    target's own, so drafting needs no memory and leaves nothing behind.
-
     Args:
-        runner: the target's ``ModelRunner``, whose weights and KV pool the drafter shares.
-        rows: the draft rows.
+        rows: views of the target's KV cache.
+        view_passes: those that read them, by weights.
+        reencoder: re-encoded rows; None where the server has set no memory apart for them.
+        vocab_size: of the target.
     """
 
-    def __init__(self, runner: Any, rows: DraftRows):
-        self.runner = runner
-        self.rows = rows
-        self.attn_backend = draft_attention_backend(runner, rows.req_to_token)
-        # padded rows may run past the model's last position; they are never committed
-        self.last_position = runner.model_config.context_len - 1
+    def __init__(
+        self,
+        rows: DraftRows,
+        view_passes: dict[str, DraftPasses],
+        reencoder: Reencoder | None,
+        vocab_size: int,
+    ):
+        self.rows, self.view_passes, self.reencoder, self.vocab_size = (
+            rows,
+            view_passes,
+            reencoder,
+            vocab_size,
+        )
 
     def draft(
         self,
         batch: Any,
-        states: Sequence[RequestState],
+        rows: Sequence[DraftRow | None],
         lengths: Sequence[int],
         law: Law,
         rules: LogitRules,
@@ -62,49 +69,39 @@ class RAGDrafter:
 
         Args:
             batch: SGLang's ``ScheduleBatch`` in decode mode.
-            states: one per request; those with ``lengths[b] > 0`` have a view.
+            rows: one per request; read where ``lengths[b] > 0``.
             lengths: drafts wanted per request, 0 for none.
             law: one entry per request.
             rules: penalties, grammars and biases of this step.
             uniforms: float [bs, n], one per draft position.
         """
-        loop = _Loop(self, batch, states, lengths, law, rules, uniforms)
+        loop = _Loop(self._lanes(batch, rows, lengths), lengths, law, rules, uniforms, self.vocab_size)
         try:
             for step in range(max(lengths)):
                 loop.advance(step)
         finally:
-            loop.walk.rewind()
+            loop.close()
         # grammars may have ended every chain early
         width = max(map(len, loop.chains))
         w, q = (None if laws is None else laws[:, :width] for laws in (loop.w, loop.q))
         return Drafts(loop.chains, w, q)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,  # int64 [m]
-        positions: torch.Tensor,  # int64 [m], in the target's numbering
-        rows: torch.Tensor,  # int64 [m]
-        row_lens: torch.Tensor,  # int64 [m], entries of each row, this token included
-        slots: torch.Tensor,  # int64 [m], where this token's keys and values go
-    ) -> torch.Tensor:
-        """One decode step of the model over draft rows; returns logits, float [m, vocab]."""
-        row_lens_cpu = row_lens.cpu()
-        forward_batch = ForwardBatch(
-            forward_mode=ForwardMode.DECODE,
-            batch_size=len(input_ids),
-            input_ids=input_ids,
-            req_pool_indices=rows,
-            seq_lens=row_lens,
-            out_cache_loc=slots,
-            seq_lens_sum=int(row_lens_cpu.sum()),
-            seq_lens_cpu=row_lens_cpu,
-            positions=positions.clamp_max(self.last_position),
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-        )
-        self.attn_backend.init_forward_metadata(forward_batch)
-        with forward_context(ForwardContext(attn_backend=self.attn_backend)):
-            output = self.runner.model.forward(input_ids, forward_batch.positions, forward_batch)
-        return output.next_token_logits
+    def _lanes(
+        self, batch: Any, rows: Sequence[DraftRow | None], lengths: Sequence[int]
+    ) -> list[ViewLane | ReencodedLane]:
+        groups: dict[tuple[type, str], dict[int, Any]] = {}
+        for b, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            if length and row is not None:
+                groups.setdefault((type(row), row.weights), {})[b] = row
+        lanes: list[ViewLane | ReencodedLane] = []
+        for (kind, weights), members in groups.items():
+            if kind is View:
+                width = max(lengths[b] for b in members)
+                lanes.append(ViewLane(self.view_passes[weights], self.rows, batch, members, width))
+            else:
+                assert self.reencoder is not None, "a re-encoded row without memory for it"
+                lanes.append(ReencodedLane(self.reencoder, batch, members))
+        return lanes
 
 
 class _Loop:
@@ -112,64 +109,54 @@ class _Loop:
 
     def __init__(
         self,
-        drafter: RAGDrafter,
-        batch: Any,
-        states: Sequence[RequestState],
+        lanes: Sequence[ViewLane | ReencodedLane],
         lengths: Sequence[int],
         law: Law,
         rules: LogitRules,
         uniforms: torch.Tensor,
+        vocab: int,
     ):
-        self.drafter, self.law, self.rules, self.uniforms = drafter, law, rules, uniforms
+        self.lanes, self.law, self.rules, self.uniforms = lanes, law, rules, uniforms
         self.walk = GrammarWalk(rules)
         self.open = list(lengths)
-        self.chains: list[list[int]] = [[] for _ in states]
-        self.device = batch.seq_lens.device
-        self.last = [req.output_ids[-1] for req in batch.reqs]
-        drafted = [b for b, length in enumerate(lengths) if length > 0]
-        self.where = {b: i for i, b in enumerate(drafted)}
-        index = torch.tensor(drafted, device=self.device)
-        shift = torch.tensor([states[b].view.shift for b in drafted], device=self.device)  # type: ignore[union-attr]
-        self.pool_idx = batch.req_pool_indices[index]
-        self.seq_lens = batch.seq_lens[index]
-        self.row_lens = self.seq_lens - shift
-        width = max(lengths)
-        self.slots = drafter.rows.extend(self.pool_idx, self.seq_lens, shift, width)
-        vocab = drafter.runner.model_config.vocab_size
+        self.chains: list[list[int]] = [[] for _ in lengths]
+        self.members = [list(lane.members if isinstance(lane, ViewLane) else lane.rows) for lane in lanes]
+        shape, device = (len(lengths), max(lengths), vocab), uniforms.device
         keep_q = law.any_sampled or law.any_transfer
-        self.q = torch.empty(len(states), width, vocab, device=self.device) if keep_q else None
-        self.w = torch.empty(len(states), width, vocab, device=self.device) if law.logits else None
+        self.q = torch.empty(shape, device=device) if keep_q else None
+        self.w = torch.empty(shape, device=device) if law.logits else None
 
     def advance(self, step: int) -> None:
         """Draft one more token for every request whose chain is still open."""
-        rows = [b for b in self.where if self.open[b] > step]
+        rows, logits = [], []
+        for lane, members in zip(self.lanes, self.members, strict=True):
+            still = [b for b in members if self.open[b] > step]
+            if still:
+                logits.append(lane.advance(still, self.chains, step))
+                rows += still
         if not rows:
             return
-        ids = torch.tensor([self.chains[b][-1] if step else self.last[b] for b in rows], device=self.device)
-        pick: Any = slice(None)
-        if len(rows) < len(self.where):
-            pick = torch.tensor([self.where[b] for b in rows], device=self.device)
-        logits = self.drafter.forward(
-            ids,
-            self.seq_lens[pick] + step,
-            self.pool_idx[pick],
-            self.row_lens[pick] + step + 1,
-            self.slots[pick, step],
-        )
-        self.rules.apply_to_draft_(logits, rows, self.chains)
-        for b, token in zip(rows, self._choose(logits, rows, step).tolist(), strict=True):
+        joined = logits[0] if len(logits) == 1 else torch.cat(logits)
+        self.rules.apply_to_draft_(joined, rows, self.chains)
+        for b, token in zip(rows, self._choose(joined, rows, step).tolist(), strict=True):
             self.chains[b].append(token)
             if not self.walk.accept(b, token):
                 self.open[b] = 0
+
+    def close(self) -> None:
+        self.walk.rewind()
+        for lane in self.lanes:
+            lane.close(self.chains)
 
     def _choose(self, logits: torch.Tensor, rows: list[int], step: int) -> torch.Tensor:
         choice = logits.argmax(-1)
         if self.q is None:
             return choice
         index = torch.tensor(rows)
-        law = self.law if len(rows) == len(self.law) else self.law.select(index)
+        ordered = rows == list(range(len(self.law)))
+        law = self.law if ordered else self.law.select(index)
         q = draft_probs(logits, law)
-        where = index.to(self.device)
+        where = index.to(self.uniforms.device)
         self.q[where, step] = q
         if self.w is not None:
             self.w[where, step] = logits

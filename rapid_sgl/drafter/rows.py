@@ -24,6 +24,7 @@ class View:
     pool_idx: int  # row in SGLang's table and in ours
     length: int  # prompt tokens in the row
     shift: int  # prompt tokens left out, = prompt_len - length
+    weights: str = "same"  # what drafts over it
 
 
 def view_ranges(prompt_len: int, spans: Sequence[Span], config: RapidConfig) -> list[Span]:
@@ -50,6 +51,29 @@ def view_ranges(prompt_len: int, spans: Sequence[Span], config: RapidConfig) -> 
     return _merge([span for span in ranges if span[0] < span[1]])
 
 
+# Tail starts of re-encoded prompts lie on multiples of this many tokens.
+TAIL_GRID = 64
+
+
+def tail_variants(ranges: Sequence[Span], spans: Sequence[Span]) -> list[list[Span]]:
+    """``ranges`` with a few starts of the last range, for a draft prompt that the radix tree may know.
+
+    The recent window is counted from the prompt's end, so a question that is a word longer would move its
+    start and nothing behind the spans could be found in the cache. On a grid, with three starts to choose
+    from, questions that differ by up to ``TAIL_GRID`` tokens in length find a common one. Retrieved tokens are
+    never cut, nor is a tail of fewer than four grid steps.
+
+    Returns:
+        Variants, the preferred one first; each keeps at most 3 grid steps fewer tokens than ``ranges``.
+    """
+    *before, (start, end) = ranges
+    first = -(-start // TAIL_GRID) * TAIL_GRID
+    starts = [first + TAIL_GRID, first, first + 2 * TAIL_GRID]
+    if end - max(starts) < TAIL_GRID or any(a < max(starts) and start < b for a, b in spans):
+        return [list(ranges)]
+    return [[*before, (new, end)] for new in starts]
+
+
 def _merge(ranges: list[Span]) -> list[Span]:
     merged: list[Span] = []
     for start, end in ranges:
@@ -71,14 +95,14 @@ class DraftRows:
         self.target = req_to_token
         self.req_to_token = torch.zeros_like(req_to_token)
 
-    def build(self, pool_idx: int, prompt_len: int, ranges: Sequence[Span]) -> View:
+    def build(self, pool_idx: int, prompt_len: int, ranges: Sequence[Span], weights: str = "same") -> View:
         """Write the view's slots into row ``pool_idx``; the prompt must be in the target's cache."""
         length = 0
         for start, end in ranges:
             size = end - start
             self.req_to_token[pool_idx, length : length + size] = self.target[pool_idx, start:end]
             length += size
-        return View(pool_idx, length, prompt_len - length)
+        return View(pool_idx, length, prompt_len - length, weights)
 
     def extend(
         self,

@@ -11,6 +11,7 @@ import torch
 from rapid_sgl.server_patches import (
     fused_linear,
     kv_release,
+    meta_info,
     request_check,
     row_writer,
     seeded_hash,
@@ -21,6 +22,8 @@ TARGETS = [
     ("fused_linear", fused_linear.LINEAR_TARGET),
     ("fused_linear", fused_linear.HEAD_TARGET),
     ("kv_release", kv_release.TARGET),
+    ("meta_info", meta_info.OUTPUT_TARGET),
+    ("meta_info", meta_info.RESPONSE_TARGET),
     ("request_check", request_check.TARGET),
     ("row_writer", row_writer.TARGET),
     ("seeded_hash", seeded_hash.TARGET),
@@ -54,6 +57,14 @@ def test_signatures():
     assert parameters(server_info.TARGET) == ["self", "state"]
     assert parameters(fused_linear.LINEAR_TARGET) == ["self", "layer", "x", "bias"]
     assert parameters(fused_linear.HEAD_TARGET)[:4] == ["self", "hidden_states", "lm_head", "embedding_bias"]
+    assert parameters(meta_info.OUTPUT_TARGET)[0] == "self"
+    assert parameters(meta_info.RESPONSE_TARGET)[:5] == [
+        "self",
+        "meta_info",
+        "state",
+        "customized_info",
+        "index",
+    ]
     assert parameters(request_check.TARGET)[:4] == ["self", "obj", "input_text", "input_ids"]
 
 

@@ -48,6 +48,31 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     )
 
 
+@pytest.fixture(scope="session")
+def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A separate draft model: the embedded one without four of its layers, so that it is often wrong."""
+    pruned = tmp_path_factory.mktemp("pruned")
+    pruned_checkpoint(pruned, drop=range(22, 26))
+    yield from serve(
+        tmp_path_factory.mktemp("draft-model"),
+        f"--speculative-draft-model-path={pruned}",
+        "--rapid-drafter=auto",
+        "--rapid-draft-tokens=6000",
+    )
+
+
+def pruned_checkpoint(folder: Path, drop: range) -> None:
+    """Write the embedded model without the layers ``drop`` into ``folder``."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(embedded_model_path())
+    kept = [layer for index, layer in enumerate(model.model.layers) if index not in drop]
+    model.model.layers = type(model.model.layers)(kept)
+    model.config.num_hidden_layers = len(kept)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
 @cache
 def tokenizer() -> Any:
     from transformers import AutoTokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from conftest import chat_ids, generate, in_parallel, rapid_stats, reference_text
 
@@ -22,7 +24,7 @@ PROMPTS += [(7000, question) for question in QUESTIONS[:2]]
 
 
 def assert_same_tokens(server, ids, drafted, plain, **options):
-    """Equal token by token, or different first where the target's two best logits tie within TIE."""
+    """Equal token by token, or different first where the target's two best logits tie within TIE (then a warning)."""
     if drafted["output_ids"] == plain["output_ids"]:
         return
     pairs = zip(drafted["output_ids"], plain["output_ids"], strict=False)
@@ -34,6 +36,7 @@ def assert_same_tokens(server, ids, drafted, plain, **options):
     assert first - second < TIE, (
         f"differs at token {at} of a {len(ids)}-token prompt where the best two logits are {first - second:.2e} apart"
     )
+    warnings.warn(f"tie excused: token {at}, {first - second:.2e} apart", stacklevel=2)
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +45,36 @@ def plain_answers(rapid_server):
     return prompts, [generate(rapid_server, ids, rapid_drafter="off") for ids in prompts]
 
 
-def test_one_request_at_a_time(rapid_server, plain_answers):
+@pytest.mark.parametrize("drafter", ["view", "rag"])
+def test_one_request_at_a_time(rapid_server, plain_answers, drafter):
     before = rapid_stats(rapid_server)["drafted"]["accepted"]
     for ids, plain in zip(*plain_answers, strict=True):
-        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids), plain)
+        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, rapid_drafter=drafter), plain)
     assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
 
 
 def test_eight_at_once(rapid_server, plain_answers):
-    """Long and short, drafted and not, different draft lengths, side by side in one batch."""
+    """Long and short, views, re-encoded rows and none, different draft lengths and transfers in one batch.
+
+    Only answers without a transfer have a reference: what a transfer does depends on when a row is ready.
+    """
     prompts, plain = plain_answers
-    lengths = [1 + i % 4 for i in range(len(prompts))]
+    kinds = [
+        {"rapid_drafter": "view"},
+        {"rapid_drafter": "rag"},
+        {"rapid_drafter": "rag", "rapid_transfer": "mixture", "rapid_lambda": 0.3},
+        {"rapid_drafter": "off"},
+        {"rapid_drafter": "view", "rapid_transfer": "distill"},
+    ]
+    options = [{**kinds[i % 5], "rapid_draft_length": 1 + i % 4} for i in range(len(prompts))]
 
     def ask(item):
-        return generate(rapid_server, item[0], rapid_draft_length=item[1])
+        return generate(rapid_server, item[0], **item[1])
 
-    drafted = in_parallel(8, ask, list(zip(prompts, lengths, strict=True)))
-    for ids, answer, reference in zip(prompts, drafted, plain, strict=True):
-        assert_same_tokens(rapid_server, ids, answer, reference)
+    drafted = in_parallel(8, ask, list(zip(prompts, options, strict=True)))
+    for ids, answer, reference, asked in zip(prompts, drafted, plain, options, strict=True):
+        if "rapid_transfer" not in asked:
+            assert_same_tokens(rapid_server, ids, answer, reference)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from rapid_sgl.cli.report import Report
 from rapid_sgl.config import RapidConfig
 from rapid_sgl.http_client import Completion, ServerInfo
 from rapid_sgl.models import embedded_model_path
-from rapid_sgl.request import parse_options
+from rapid_sgl.request import Limits, parse_options
 from rapid_sgl.retrieval.documents import DocumentError
 
 TEXT = "".join(f"In week {number} the harvest of farm {number} was counted.\n\n" for number in range(200))
@@ -35,7 +35,7 @@ def test_rapid_sends_options_that_the_server_accepts(builder):
     asked = question(budget=700, head=32, recent=256, transfer="mixture", lam=0.3)
     plan = make_plan(asked, builder, info())
     options = parse_options(
-        plan.custom_params, RapidConfig(), prompt_len=len(plan.ids), max_draft_length=RapidConfig.draft_length
+        plan.custom_params, RapidConfig(), Limits(len(plan.ids), RapidConfig.draft_length)
     )
     assert options.config == asked.config
     assert list(options.spans) == plan.spans

@@ -16,13 +16,13 @@ from rapid_sgl.bench.prompts import bench_prompts
 from rapid_sgl.bench.records import Run, StepMeans, Trace, make_row, make_run, predicted_speedup, step_means
 from rapid_sgl.bench.records import window as measured
 from rapid_sgl.bench.runner import Side, Sizes, check_fits, custom_params
-from rapid_sgl.bench.session import view_config
+from rapid_sgl.bench.session import drafting_config
 from rapid_sgl.bench.steps import summary
 from rapid_sgl.bench.table import print_rows, print_steps
 from rapid_sgl.config import RapidConfig, RapidOptionError
 from rapid_sgl.http_client import ServerInfo
 from rapid_sgl.models import embedded_model_path
-from rapid_sgl.request import parse_options
+from rapid_sgl.request import Limits, parse_options
 from rapid_sgl.stats import StepStats
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -112,10 +112,9 @@ class TestStepMeans:
     @staticmethod
     def _steps(stats, chains, accepted):
         with stats.step() as step:
-            with step.timed("draft"):
-                pass
-            with step.timed("verify"):
-                pass
+            for phase in ("encode", "draft", "verify"):
+                with step.timed(phase):
+                    pass
             step.count(chains, torch.tensor(accepted))
 
 
@@ -128,7 +127,7 @@ VIEW = (run_of(30.0, means()), run_of(34.0, means(step_ms=129.0)))
 
 class TestRow:
     def test_medians_and_comparison(self):
-        row = make_row("view", 3500, 8, VIEW, TARGET)
+        row = make_row("view", "same", 3500, 8, VIEW, TARGET)
         assert list(row)[:10] == [
             "method", "context", "batch", "ms_per_token", "accept_length", "accept_rate",
             "draft_ms", "verify_ms", "decode_ms", "speedup_vs_target",
@@ -144,12 +143,12 @@ class TestRow:
         assert row["measured_over_predicted"] == pytest.approx((101 / 32) / (400 / 120), abs=1e-4)
 
     def test_the_target_itself_has_no_prediction(self):
-        row = make_row("target", 3500, 8, TARGET, TARGET)
+        row = make_row("target", "same", 3500, 8, TARGET, TARGET)
         assert row["speedup_vs_target"] == 1.0 and row["predicted_speedup"] is None
         assert row["accept_length"] == 1.0 and row["accept_rate"] is None and row["draft_ms"] == 0.0
 
     def test_without_target_nothing_is_compared(self):
-        row = make_row("view", 3500, 8, VIEW, [])
+        row = make_row("view", "same", 3500, 8, VIEW, [])
         compared = (
             "decode_ms",
             "speedup_vs_target",
@@ -161,7 +160,7 @@ class TestRow:
         assert row["ms_per_token"] == 32.0
 
     def test_a_server_without_statistics_is_compared_by_time_alone(self):
-        row = make_row("torch_native", 3500, 1, [run_of(202.0)], TARGET)
+        row = make_row("torch_native", "same", 3500, 1, [run_of(202.0)], TARGET)
         assert row["speedup_vs_target"] == 0.5
         assert (
             row["accept_length"] is row["step_ms"] is row["outside_share"] is row["predicted_speedup"] is None
@@ -169,8 +168,8 @@ class TestRow:
 
     def test_rows_are_strict_json(self):
         rows = [
-            make_row("view", 1, 1, VIEW, TARGET),
-            make_row("torch_native", 1, 1, [run_of(1.0)], []),
+            make_row("view", "same", 1, 1, VIEW, TARGET),
+            make_row("torch_native", "same", 1, 1, [run_of(1.0)], []),
         ]
         assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
@@ -204,11 +203,9 @@ class TestPrompts:
         for prompt in bench_prompts(builder, 1000, 3, SMALL):
             assert prompt.spans
             wire = custom_params("view", SMALL, prompt)
-            options = parse_options(wire, RapidConfig(), prompt_len=1000, max_draft_length=4)
+            options = parse_options(wire, RapidConfig(), Limits(1000, 4))
             assert options.config == SMALL and list(options.spans) == prompt.spans
-            off = parse_options(
-                custom_params("target", SMALL, prompt), RapidConfig(), prompt_len=1000, max_draft_length=4
-            )
+            off = parse_options(custom_params("target", SMALL, prompt), RapidConfig(), Limits(1000, 4))
             assert off.config.drafter == "off" and off.spans == ()
 
     def test_too_short_and_too_long(self, builder):
@@ -249,23 +246,23 @@ class TestLimits:
 
     def test_views_need_a_rapid_server(self):
         with pytest.raises(BenchError, match="does not run RAPID"):
-            view_config(server_info(internal_states=[{}]), {})
+            drafting_config(server_info(internal_states=[{}]), {})
 
     def test_options_come_from_the_server_and_the_command_line(self):
         states = [{"rapid": {"config": vars(SMALL)}}]
-        config = view_config(server_info(internal_states=states), {"draft_length": 2})
+        config = drafting_config(server_info(internal_states=states), {"draft_length": 2})
         assert config == RapidConfig(budget=128, head=16, recent=64, draft_length=2)
         with pytest.raises(BenchError, match="--draft-length 9"):
-            view_config(server_info(internal_states=states), {"draft_length": 9})
+            drafting_config(server_info(internal_states=states), {"draft_length": 9})
         with pytest.raises(RapidOptionError):
-            view_config(server_info(internal_states=states), {"budget": 20})
+            drafting_config(server_info(internal_states=states), {"budget": 20})
 
 
 def test_tables_show_the_numbers(capsys):
     print_rows(
         [
-            make_row("target", 3500, 1, TARGET, TARGET),
-            make_row("view", 3500, 1, VIEW, TARGET),
+            make_row("target", "same", 3500, 1, TARGET, TARGET),
+            make_row("view", "same", 3500, 1, VIEW, TARGET),
         ]
     )
     text = capsys.readouterr().out
@@ -310,7 +307,7 @@ def test_environment_is_complete_and_without_paths(tmp_path):
 
 def test_help_explains_every_key_of_a_row():
     text = subprocess.run([RAPID_SGL, "bench", "--help"], capture_output=True, text=True, timeout=60).stdout
-    row = make_row("view", 1, 1, VIEW, TARGET)
+    row = make_row("view", "same", 1, 1, VIEW, TARGET)
     exempt = {"method", "context", "batch", "repeats", "ms_per_token_range"}
     assert [name for name in row if name not in text and name not in exempt] == []
 

@@ -3,13 +3,13 @@
 import pytest
 
 from rapid_sgl.config import RapidConfig, RapidOptionError
-from rapid_sgl.request import RequestOptions, parse_options, spans_to_wire
+from rapid_sgl.request import Limits, RequestOptions, parse_options, spans_to_wire, tokenize_draft_prompt
 
 DEFAULTS = RapidConfig()
 
 
 def parse(params, prompt_len=100, max_draft_length=4):
-    return parse_options(params, DEFAULTS, prompt_len=prompt_len, max_draft_length=max_draft_length)
+    return parse_options(params, DEFAULTS, Limits(prompt_len, max_draft_length, 500, 1000))
 
 
 def test_environment_round_trip():
@@ -50,7 +50,7 @@ def test_request_overrides_only_what_it_names():
         ({"rapid_draft_length": 2.0}, "is a number, not an integer"),
         ({"rapid_draft_length": 5}, "exceeds the server's 4"),
         ({"rapid_draft_length": 0}, "out of range"),
-        ({"rapid_drafter": "rags"}, "'rags' is not one of view, off"),
+        ({"rapid_drafter": "rags"}, "'rags' is not one of view, rag, auto, off"),
         ({"rapid_lambda": "0.1"}, "is a string, not a number"),
         ({"rapid_lambda": -0.1}, "out of range"),
         ({"rapid_eta": float("inf")}, "out of range"),
@@ -64,8 +64,37 @@ def test_request_overrides_only_what_it_names():
         ({"rapid_spans": [0, 5.0]}, "flat list of integers"),
         ({"rapid_spans": None}, "flat list of integers"),
         ({"rapid_residual": None}, "is a NoneType, not a string"),
+        ({"rapid_draft_tokens": 5}, "unknown option 'rapid_draft_tokens'"),
+        ({"rapid_draft_ids": [1, 2]}, "rapid_drafter='view', which has no use for it"),
+        ({"rapid_draft_ids": [1, 1000], "rapid_drafter": "rag"}, "outside the vocabulary of 1000"),
+        ({"rapid_draft_ids": [1, -1], "rapid_drafter": "rag"}, "outside the vocabulary"),
+        ({"rapid_draft_ids": [1, True], "rapid_drafter": "rag"}, "list of token ids"),
+        ({"rapid_draft_ids": "12", "rapid_drafter": "rag"}, "list of token ids"),
+        ({"rapid_draft_ids": [1] * 500, "rapid_drafter": "rag"}, "the drafter takes 500 with the answer"),
+        ({"rapid_draft_prompt": "x", "rapid_drafter": "rag"}, "needs a server with a tokenizer"),
     ],
 )
 def test_bad_request(params, text):
     with pytest.raises(RapidOptionError, match=text):
         parse(params)
+
+
+def test_draft_prompt_text_becomes_ids():
+    params = {"rapid_draft_prompt": "ab", "rapid_drafter": "rag", "other": 1}
+    ids = tokenize_draft_prompt(params, lambda text: [ord(letter) for letter in text])
+    assert ids == {"rapid_draft_ids": [97, 98], "rapid_drafter": "rag", "other": 1}
+    assert parse(ids).draft_ids == (97, 98)
+    for wrong, text in (("", "not empty"), (3, "must be a text"), (None, "must be a text")):
+        with pytest.raises(RapidOptionError, match=text):
+            tokenize_draft_prompt({"rapid_draft_prompt": wrong}, list)
+    with pytest.raises(RapidOptionError, match="send one of them"):
+        tokenize_draft_prompt({"rapid_draft_prompt": "a", "rapid_draft_ids": [1]}, list)
+
+
+def test_no_draft_memory():
+    none = RapidConfig(draft_tokens=0)
+    with pytest.raises(RapidOptionError, match="start it with --rapid-draft-tokens"):
+        parse_options({"rapid_drafter": "rag"}, none, Limits(5000, 4))
+    small = RapidConfig(draft_tokens=10)
+    with pytest.raises(RapidOptionError, match="12 tokens, but --rapid-draft-tokens is 10"):
+        parse_options({"rapid_drafter": "rag", "rapid_draft_ids": [1] * 12}, small, Limits(5000, 4))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.drafter.rows import DraftRows, view_ranges
+from rapid_sgl.drafter.rows import TAIL_GRID, DraftRows, tail_variants, view_ranges
 
 
 @st.composite
@@ -63,3 +63,27 @@ def test_rows_list_the_targets_slots():
     slots = rows.extend(torch.tensor([3]), torch.tensor([50]), torch.tensor([30]), 5)
     assert torch.equal(slots[0], target[3, 50:55].long())
     assert torch.equal(rows.req_to_token[3, :25], torch.cat([wanted, target[3, 50:55]]))
+
+
+@given(st.integers(1200, 6000), st.integers(-64, 64), st.booleans())
+def test_questions_of_similar_length_share_the_start_of_the_tail(prompt_len, longer, with_span):
+    config = RapidConfig()
+    spans = [(100, 300)] if with_span else []
+    one, other = (
+        tail_variants(view_ranges(length, spans, config), spans)
+        for length in (prompt_len, prompt_len + longer)
+    )
+    # the first question is stored under its preferred start; the second finds it among its own
+    assert one[0][:-1] in [variant[:-1] for variant in other]
+    assert one[0][-1][0] in [variant[-1][0] for variant in other]
+    for variant in (*one, *other):
+        tokens = sum(end - start for start, end in variant)
+        assert config.budget - 3 * TAIL_GRID <= tokens <= config.budget
+
+
+def test_tails_never_cut_retrieved_tokens_or_short_windows():
+    config = RapidConfig(budget=300, head=10, recent=100)
+    ranges = view_ranges(1000, [(700, 890)], config)
+    assert tail_variants(ranges, [(700, 890)]) == [ranges]
+    small = view_ranges(1000, [], RapidConfig(budget=120, head=10, recent=100))
+    assert tail_variants(small, []) == [small]

@@ -1,0 +1,148 @@
+"""Re-encoded draft rows on the real server: the cache of draft prompts, their memory, a separate draft model."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import (
+    chat_ids,
+    generate,
+    in_parallel,
+    rapid_stats,
+    reference_text,
+    serve,
+    tokenizer,
+)
+from test_identity import QUESTIONS, assert_same_tokens
+
+from rapid_sgl.http_client import ServerError
+from rapid_sgl.models import embedded_model_path
+
+SPANS = [300, 500, 900, 1000]
+RAG = {"rapid_drafter": "rag", "rapid_spans": SPANS}
+
+
+def cached_share(answer):
+    info = answer["meta_info"]
+    return info["rapid_draft_cached_tokens"] / info["rapid_draft_prompt_tokens"]
+
+
+def test_same_chunks_new_question(rapid_server):
+    document = reference_text(2000)
+    rapid_server.client.flush_cache()
+    first = generate(rapid_server, chat_ids(document, QUESTIONS[0]), **RAG)
+    assert cached_share(first) == 0
+    for question in QUESTIONS[1:]:
+        # greedy and 32 tokens: the first question's row is ready long before it ends
+        assert cached_share(generate(rapid_server, chat_ids(document, question), **RAG)) >= 0.9
+    rapid_server.client.flush_cache()
+    assert cached_share(generate(rapid_server, chat_ids(document, QUESTIONS[1]), **RAG)) == 0
+
+
+def test_tenants_do_not_share_draft_prompts(rapid_server):
+    ids = chat_ids(reference_text(2000), QUESTIONS[2])
+
+    def ask(salt):
+        request = {"input_ids": ids, "cache_salt": salt}
+        params = {"temperature": 0, "max_new_tokens": 24, "custom_params": RAG}
+        return cached_share(rapid_server.client.generate(**request, sampling_params=params))
+
+    ask("one")
+    assert ask("two") == 0
+    assert ask("one") == 1
+
+
+def test_draft_prompt_of_the_clients_own(rapid_server):
+    ids = chat_ids(reference_text(1500), QUESTIONS[0])
+    plain = generate(rapid_server, ids, rapid_drafter="off")
+    text = tokenizer().decode(chat_ids(reference_text(150), QUESTIONS[0]))
+    for given in (
+        {"rapid_draft_prompt": text},
+        {"rapid_draft_ids": tokenizer()(text)["input_ids"]},
+    ):
+        answer = generate(rapid_server, ids, rapid_drafter="auto", **given)
+        assert_same_tokens(rapid_server, ids, answer, plain)
+        info = answer["meta_info"]
+        assert (info["rapid_drafter"], info["rapid_reason"]) == ("rag", "draft_prompt")
+        assert info["rapid_draft_prompt_tokens"] == len(tokenizer()(text)["input_ids"])
+    assert info["rapid_draft_cached_tokens"] == info["rapid_draft_prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "drafter", "reason"),
+    [
+        ({}, "view", "cheapest"),
+        ({"rapid_transfer": "distill"}, "rag", "transfer"),
+        ({"rapid_budget": 4000}, "off", "short_prompt"),
+    ],
+)
+def test_auto_says_what_it_chose(rapid_server, options, drafter, reason):
+    ids = chat_ids(reference_text(1500), QUESTIONS[0])
+    info = generate(rapid_server, ids, 8, rapid_drafter="auto", **options)["meta_info"]
+    assert (info["rapid_drafter"], info["rapid_reason"]) == (drafter, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"rapid_draft_ids": [5] * 9000}, "the drafter takes 8192"),
+        ({"rapid_draft_ids": [5, 10**7]}, "outside the vocabulary"),
+        ({"rapid_draft_prompt": ""}, "not empty"),
+        ({"rapid_spans": [10, 10**6]}, "outside the prompt"),
+    ],
+    ids=["too long", "no token", "empty", "spans"],
+)
+def test_bad_draft_prompts_are_refused(rapid_server, options, text):
+    with pytest.raises(ServerError, match=text):
+        generate(rapid_server, chat_ids("", QUESTIONS[0]), rapid_drafter="rag", **options)
+    assert rapid_server.alive
+
+
+class TestDraftModel:
+    """The target's four-layers-shorter copy drafts; ``--rapid-draft-tokens`` holds five of its rows."""
+
+    def test_identity_alone_and_in_a_mixed_batch(self, draft_model_server):
+        server = draft_model_server
+        prompts = [chat_ids(reference_text(1100 + 90 * i), QUESTIONS[i % 6]) for i in range(10)]
+        plain = [generate(server, ids, rapid_drafter="off") for ids in prompts]
+        for ids, reference in zip(prompts[:3], plain, strict=False):
+            answer = generate(server, ids)
+            assert_same_tokens(server, ids, answer, reference)
+            assert answer["meta_info"]["rapid_reason"] == "draft_model"
+            assert answer["meta_info"]["spec_accept_length"] > 1.1
+        drafters = ["rag", "view", "rag", "rag", "off"] * 2
+        answers = in_parallel(
+            10,
+            lambda item: generate(server, item[0], rapid_drafter=item[1]),
+            list(zip(prompts, drafters, strict=True)),
+        )
+        for ids, answer, reference in zip(prompts, answers, plain, strict=True):
+            assert_same_tokens(server, ids, answer, reference)
+
+    def test_more_rows_than_memory(self, draft_model_server):
+        """Twelve rows of about 1000 tokens where five fit: some wait undrafted, nobody fails, all slots return."""
+        server = draft_model_server
+        server.client.flush_cache()
+        prompts = [chat_ids(reference_text(1300 + 50 * i), QUESTIONS[i % 6]) for i in range(12)]
+        plain = in_parallel(4, lambda ids: generate(server, ids, rapid_drafter="off"), prompts)
+        refused = rapid_stats(server)["draft_kv"]["refused"]
+        answers = in_parallel(12, lambda ids: generate(server, ids), prompts)
+        for ids, answer, reference in zip(prompts, answers, plain, strict=True):
+            assert_same_tokens(server, ids, answer, reference)
+        memory = rapid_stats(server)["draft_kv"]
+        assert memory["refused"] > refused, "there was room for every row"
+        assert memory["free"] + memory["evictable"] == memory["size"]
+        server.client.flush_cache()
+        assert rapid_stats(server)["draft_kv"]["free"] == memory["size"]
+
+
+def test_own_weights_as_a_separate_model_accept_alike(rapid_server, tmp_path):
+    """The embedded model drafting for itself from a second copy of its weights: the same drafts, the same fate."""
+    ids = chat_ids(reference_text(1500), QUESTIONS[1])
+    ask = {"max_new_tokens": 64, "ignore_eos": True, **RAG}
+    generate(rapid_server, ids, **ask)
+    alone = generate(rapid_server, ids, **ask)["meta_info"]
+    for server in serve(tmp_path, f"--speculative-draft-model-path={embedded_model_path()}"):
+        generate(server, ids, **ask)
+        separate = generate(server, ids, **ask)["meta_info"]
+        assert separate["rapid_draft_cached_tokens"] == alone["rapid_draft_cached_tokens"] > 900
+        assert separate["spec_accept_length"] == pytest.approx(alone["spec_accept_length"])
