@@ -17,11 +17,19 @@ ENV_PREFIX = "RAPID_SGL_"
 WIRE_PREFIX = "rapid_"
 # Keys that only a request has; rapid_sgl.request reads them.
 REQUEST_KEYS = ("rapid_spans", "rapid_draft_prompt", "rapid_draft_ids")
+PRESET_KEY = WIRE_PREFIX + "preset"
 
 DRAFTERS = ("view", "rag", "auto", "off")
 DRAFTER_WEIGHTS = ("same", "int8", "fp8", "int4")
 TRANSFERS = ("none", "mixture", "logits", "distill")
 RESIDUALS = ("exact", "paper")
+SCHEDULES = ("constant", "linear", "confidence", "retrieval")
+# A preset fills in what was not set beside it.
+PRESETS: dict[str, dict[str, Any]] = {
+    "lossless": {"transfer": "none"},
+    "paper": {"transfer": "distill", "eta": 10.0, "alpha": 0.1, "draft_length": 10},
+    "mixture": {"transfer": "mixture", "lam": 0.1},
+}
 
 
 class RapidOptionError(ValueError):
@@ -70,6 +78,18 @@ class RapidConfig:
     eta: float = _option(10.0, "eta: transfer strength under transfer distill", low=0.0)
     alpha: float = _option(0.1, "distill moves only tokens with q >= alpha * max q", low=0.0, high=1.0)
     residual: str = _option("exact", "law of the token that replaces a rejected draft", choices=RESIDUALS)
+    schedule: str = _option(
+        "constant",
+        "how lambda or eta changes: not at all, falling to 0 over the answer, only where the drafter is "
+        "confident, or with the retrieval score",
+        choices=SCHEDULES,
+    )
+    gate: float = _option(
+        0.5, "schedule confidence: least max q; schedule retrieval: least score", low=0.0, high=1.0
+    )
+    score: float = _option(
+        0.0, "schedule retrieval: how well the request's spans fit its question", low=0.0, high=1.0
+    )
     draft_tokens: int = _option(
         16384, "KV tokens set apart for re-encoded draft rows; 0 for none", low=0, per_request=False
     )
@@ -97,13 +117,14 @@ class RapidConfig:
         env = os.environ if env is None else env
         known = {env_name(spec.name): spec for spec in fields(cls)}
         given = {name: text for name, text in env.items() if name.startswith(ENV_PREFIX)}
+        preset = preset_values(given.pop(env_name("preset"), None), env_name("preset"))
         unknown = sorted(set(given) - set(known))
         if unknown:
             raise RapidOptionError(
                 f"unknown environment variable {unknown[0]}; known: {', '.join(sorted(known))}"
             )
         values = {known[name].name: parse_text(known[name].name, text) for name, text in given.items()}
-        return cls(**values)
+        return cls(**{**preset, **values})
 
     def to_env(self) -> dict[str, str]:
         """Environment variables that reproduce this record in a server process."""
@@ -128,12 +149,27 @@ class RapidConfig:
             for spec in fields(self)
             if spec.metadata["per_request"]
         }
+        options = dict(options)
+        preset = preset_values(options.pop(PRESET_KEY, None), PRESET_KEY)
         unknown = sorted(set(options) - set(known))
         if unknown:
             raise RapidOptionError(
-                f"unknown option {unknown[0]!r}; known: {', '.join(sorted([*known, *REQUEST_KEYS]))}"
+                f"unknown option {unknown[0]!r}; known: {', '.join(sorted([*known, PRESET_KEY, *REQUEST_KEYS]))}"
             )
-        return replace(self, **{known[key].name: value for key, value in options.items()})
+        return replace(self, **{**preset, **{known[key].name: value for key, value in options.items()}})
+
+
+def preset_values(name: Any, label: str) -> dict[str, Any]:
+    """Fields that a preset sets; none for None.
+
+    Raises:
+        RapidOptionError: there is no such preset; ``label`` says where it was asked for.
+    """
+    if name is None:
+        return {}
+    if name not in tuple(PRESETS):
+        raise RapidOptionError(f"{label}={name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 def public_name(field_name: str) -> str:

@@ -6,11 +6,11 @@ The only owner of the wire keys: everything else sees ``RequestOptions``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from rapid_sgl.config import REQUEST_KEYS, WIRE_PREFIX, RapidConfig, RapidOptionError
+from rapid_sgl.config import PRESET_KEY, REQUEST_KEYS, WIRE_PREFIX, RapidConfig, RapidOptionError
 
 SPANS_KEY, DRAFT_PROMPT_KEY, DRAFT_IDS_KEY = REQUEST_KEYS
 
@@ -59,10 +59,17 @@ def parse_options(
     if DRAFT_PROMPT_KEY in given:
         raise RapidOptionError(f"{DRAFT_PROMPT_KEY} needs a server with a tokenizer; send {DRAFT_IDS_KEY}")
     config = defaults.with_wire(given)
+    if PRESET_KEY in given and "rapid_draft_length" not in given:
+        # the preset's length is a wish; what the server reserves slots for is a fact
+        config = replace(config, draft_length=min(config.draft_length, limits.max_draft_length))
     if config.draft_length > limits.max_draft_length:
         raise RapidOptionError(
             f"rapid_draft_length={config.draft_length} exceeds the server's {limits.max_draft_length}; "
             "lower it or start the server with a larger --rapid-draft-length"
+        )
+    if given.get("rapid_schedule") == "retrieval" and "rapid_score" not in given:
+        raise RapidOptionError(
+            "rapid_schedule='retrieval' transfers nothing without rapid_score; send the score of the spans, 0 to 1"
         )
     if config.drafter_weights not in ("same", defaults.drafter_weights):
         raise RapidOptionError(

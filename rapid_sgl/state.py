@@ -17,7 +17,7 @@ from rapid_sgl.drafter.rag import DraftRow
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
 from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
 from rapid_sgl.request import Limits, RequestOptions, parse_options
-from rapid_sgl.verify.law import LawRow, Residual, Transfer
+from rapid_sgl.verify.law import LawRow, Residual, Schedule, Transfer
 from rapid_sgl.verify.penalties import Penalties, penalties_of
 
 
@@ -133,6 +133,10 @@ def law_row(params: Any, config: RapidConfig) -> LawRow:
         weight=config.eta if transfer is Transfer.DISTILL else config.lam,
         alpha=config.alpha,
         residual=Residual[config.residual.upper()],
+        schedule=Schedule[config.schedule.upper()],
+        gate=config.gate,
+        answer_length=max(1, params.max_new_tokens),
+        score=config.score,
     )
 
 

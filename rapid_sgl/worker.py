@@ -139,6 +139,7 @@ class RapidWorker(BaseSpecWorker):
                 torch.tensor([len(chain) for chain in drafts.chains], device=tokens.device),
                 law,
                 noise[:, : tokens.shape[1], [ACCEPT, RESAMPLE]] if law.any_sampled else None,
+                _generated(batch) if law.any_fading else None,
             )
             result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
             step.count(drafts.chains, verdict.accept_lens)
@@ -245,6 +246,11 @@ def _verify_tokens(batch: Any, drafts: Drafts) -> torch.Tensor:
         for req, chain in zip(batch.reqs, drafts.chains, strict=True)
     ]
     return torch.tensor(rows, dtype=torch.int64, device=batch.seq_lens.device)
+
+
+def _generated(batch: Any) -> torch.Tensor:
+    """int64 [bs]: tokens that each request has generated, which is the position of its first draft."""
+    return torch.tensor([len(req.output_ids) for req in batch.reqs], device=batch.seq_lens.device)
 
 
 def _seed_first_token(batch: Any) -> None:

@@ -8,7 +8,15 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
-from rapid_sgl.config import RapidConfig, RapidOptionError, env_name, flag_name, public_name
+from rapid_sgl.config import (
+    PRESETS,
+    RapidConfig,
+    RapidOptionError,
+    env_name,
+    flag_name,
+    preset_values,
+    public_name,
+)
 
 RAPID_FLAG_PREFIX = "--rapid-"
 
@@ -28,6 +36,9 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "RAPID options", f"each is also an environment variable, for example {env_name('budget')}"
     )
+    group.add_argument(
+        flag_name("preset"), dest=_dest("preset"), choices=list(PRESETS), help="set several at once"
+    )
     for spec in fields(RapidConfig):
         kind = type(spec.default)
         choices = spec.metadata["choices"] or None
@@ -44,7 +55,8 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
 def given_rapid_options(args: argparse.Namespace) -> dict[str, Any]:
     """The ``RapidConfig`` fields that were set on the command line."""
     values = {spec.name: getattr(args, _dest(spec.name)) for spec in fields(RapidConfig)}
-    return {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    return {**preset_values(getattr(args, _dest("preset")), flag_name("preset")), **given}
 
 
 def rapid_config(given: dict[str, Any]) -> RapidConfig:
@@ -70,7 +82,8 @@ def rapid_flags(given: dict[str, Any]) -> list[str]:
 
 def refuse_unknown_rapid_flags(parser: argparse.ArgumentParser, extra: Iterable[str]) -> None:
     """End with a one-line error if ``extra`` has a ``--rapid-*`` flag that does not exist."""
-    known = [flag_name(spec.name).removeprefix(RAPID_FLAG_PREFIX) for spec in fields(RapidConfig)]
+    names = [*(spec.name for spec in fields(RapidConfig)), "preset"]
+    known = [flag_name(name).removeprefix(RAPID_FLAG_PREFIX) for name in names]
     for argument in extra:
         name = argument.split("=", 1)[0]
         if name.startswith(RAPID_FLAG_PREFIX):

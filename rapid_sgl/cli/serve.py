@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rapid_sgl.cli import options
 from rapid_sgl.cli.model import prepared_path
-from rapid_sgl.config import RapidOptionError
+from rapid_sgl.config import RapidOptionError, env_name
 from rapid_sgl.models import ModelError, embedded_checkpoint, offline_env
 
 DESCRIPTION = """\
@@ -65,7 +65,10 @@ def plan(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         extra, "--speculative-num-draft-tokens"
     ):
         command += ["--speculative-num-draft-tokens", str(config.draft_length + 1)]
-    return command, {**config.to_env(), **(offline_env(model) if model else {})}
+    env = config.to_env()
+    if "draft_tokens" not in given:
+        env.pop(env_name("draft_tokens"))  # unless it was asked for, the server decides by device
+    return command, {**env, **(offline_env(model) if model else {})}
 
 
 def has_model(arguments: Sequence[str]) -> bool:

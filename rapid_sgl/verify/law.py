@@ -14,8 +14,9 @@ x is accepted with probability min(1, p̂(x)/q(x)). A rejection emits a token fr
     EXACT     norm(max(p̂-q, 0))                         what is emitted then follows p̂ exactly
     PAPER     norm(max(p-p̂, p-q, 0))                    RAPID's Algorithm 1; follows neither p nor p̂ when η > 0
 
-When every draft of a chain was accepted, one more token comes from p. A greedy request commits argmax p̂, with
-p̂ formed at T = 1 without filters, and accepts x iff x is that token.
+λ and η may change over a request by its schedule (``schedule.py``). When every draft of a chain was accepted, one
+more token comes from p. A greedy request commits argmax p̂, with p̂ formed at T = 1 without filters, and accepts x
+iff x is that token.
 
 Logits may be -inf (grammar masks) as long as each row has a finite one; float64 logits are computed in float64,
 everything else in float32.
@@ -28,14 +29,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rapid_sgl.verify.filters import floor, sample, truncate
+from rapid_sgl.verify.filters import sample
 from rapid_sgl.verify.request_law import TOP_K_OFF, Law, LawRow, Residual, Transfer
+from rapid_sgl.verify.schedule import Schedule
+from rapid_sgl.verify.transfer import draft_probs, target_law, target_probs
 
 __all__ = [
     "TOP_K_OFF",
     "Law",
     "LawRow",
     "Residual",
+    "Schedule",
     "Transfer",
     "Verdict",
     "accept_prob",
@@ -56,56 +60,6 @@ class Verdict(NamedTuple):
 
     accept_lens: Tensor  # int64 [bs], accepted drafts, the token after them excluded
     tokens: Tensor  # int64 [bs, n+1]: accepted drafts, then the correction or bonus, then 0
-
-
-def draft_probs(w: Tensor, law: Law) -> Tensor:
-    """q: what the drafter samples from.
-
-    Args:
-        w: float [bs, V], draft logits of one step, penalties and masks applied.
-        law: bs entries.
-
-    Returns:
-        [bs, V], rows sum to 1; at T = 1 and unfiltered for greedy rows.
-    """
-    return _distribution(_wide(w) / law.scale, law)
-
-
-def target_law(z: Tensor, w: Tensor | None, q: Tensor | None, law: Law) -> tuple[Tensor, Tensor]:
-    """p and p̂ of one position per row.
-
-    Args:
-        z, w: float [n, V], target and draft logits; w is read for LOGITS rows only.
-        q: float [n, V] from ``draft_probs``, read for rows with a transfer only.
-        law: n entries.
-
-    Returns:
-        (p, p̂), both [n, V]; one and the same tensor when no row has a transfer.
-
-    Raises:
-        ValueError: a row needs w or q and it is None.
-    """
-    scores = _wide(z) / law.scale
-    p = _distribution(scores, law)
-    if not law.any_transfer:
-        return p, p
-    if q is None:
-        raise ValueError("q is None but a row's transfer depends on it: pass the draft distributions")
-    p_hat = p.clone()
-    if group := law.mixture:
-        rows, share = group.rows, law.only(group).weight.unsqueeze(-1)
-        p_hat[rows] = (1 - share) * p[rows] + share * q[rows]
-    if group := law.logits:
-        if w is None:
-            raise ValueError("w is None but a row's transfer is LOGITS: pass the draft logits")
-        rows, part = group.rows, law.only(group)
-        p_hat[rows] = _distribution(_mix_scores(scores[rows], _wide(w[rows]) / part.scale, part.weight), part)
-    if group := law.distill:
-        rows, part = group.rows, law.only(group)
-        trusted = q[rows] >= part.alpha.unsqueeze(-1) * q[rows].amax(-1, keepdim=True)
-        push = part.weight.unsqueeze(-1) * trusted * (q[rows] - p[rows])
-        p_hat[rows] = _distribution(scores[rows] + push, part)
-    return p, p_hat
 
 
 def accept_prob(p_hat_x: Tensor, q_x: Tensor) -> Tensor:
@@ -140,6 +94,7 @@ def verify_chain(
     draft_lens: Tensor,
     law: Law,
     uniforms: Tensor | None,
+    position: Tensor | None = None,
 ) -> Verdict:
     """Judge a chain of drafts per request and pick the token that follows the accepted ones.
 
@@ -152,6 +107,8 @@ def verify_chain(
         law: bs entries.
         uniforms: float [bs, n+1, 2] in [0, 1): at each position one to accept with and one to draw with; None
             when no row is sampled.
+        position: int64 [bs], tokens that each request has generated before the chain's first position; None when
+            no row's schedule is LINEAR.
 
     Returns:
         The verdict, on the device of z. A row's verdict does not depend on the rest of the batch. The device is
@@ -161,25 +118,25 @@ def verify_chain(
     Raises:
         ValueError: shapes that do not fit, or a None that the law needs.
     """
-    _check_chain(z, w, q, drafts, draft_lens, law, uniforms)
+    _check_chain(z, w, q, drafts, draft_lens, law, uniforms, position)
     n = drafts.shape[1]
     positions = torch.arange(n + 1, device=z.device)
     drafted = positions[:n] < draft_lens.unsqueeze(-1)
-    chain = _Chain(z, w, q, torch.where(drafted, drafts, 0), draft_lens, uniforms)
+    chain = _Chain(z, w, q, torch.where(drafted, drafts, 0), draft_lens, uniforms, position)
     accept_lens = torch.zeros_like(draft_lens)
     closing = torch.zeros_like(draft_lens)
     if law.any_plain_greedy:
         choice = z.argmax(-1)  # of all rows: reading a few too many is cheaper than copying the others out
         accept_lens = _run_length((choice[:, :n] == chain.drafts) & drafted)
         closing = choice.gather(-1, accept_lens.unsqueeze(-1)).squeeze(-1)
+    judge = _judge_stepwise if z.device.type == "cpu" else _judge_in_blocks
     for group in (law.sampled, law.greedy_transfer):
         if group is not None:
-            taken, token = _judge(chain, group.host, law.only(group), stop_early=z.device.type == "cpu")
-            accept_lens[group.rows] = taken
-            closing[group.rows] = token
-    padded = torch.nn.functional.pad(chain.drafts, (0, 1))
-    ends = accept_lens.unsqueeze(-1)
-    tokens = torch.where(positions < ends, padded, torch.where(positions == ends, closing.unsqueeze(-1), 0))
+            taken, token = judge(chain, group.host, law.only(group))
+            accept_lens[group.rows], closing[group.rows] = taken, token
+    tokens = torch.cat([chain.drafts, torch.zeros_like(accept_lens).unsqueeze(-1)], 1)
+    end = accept_lens.unsqueeze(-1)
+    tokens = torch.where(positions < end, tokens, 0).scatter_(-1, end, closing.unsqueeze(-1))
     return Verdict(accept_lens, tokens)
 
 
@@ -192,38 +149,87 @@ class _Chain(NamedTuple):
     drafts: Tensor
     lens: Tensor
     uniforms: Tensor | None
+    position: Tensor | None
 
 
-def _judge(chain: _Chain, rows: Tensor, law: Law, stop_early: bool) -> tuple[Tensor, Tensor]:
-    """Accept lengths and closing tokens, both int64 [m], of ``rows`` (int64 [m], CPU): all sampled or all greedy.
+def _judge_stepwise(chain: _Chain, rows: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """Accept lengths and closing tokens, both int64 [m], of ``rows`` (int64 [m]): all sampled or all greedy.
 
-    ``stop_early`` asks the device after each position which rows are still in play; otherwise all positions
-    are judged, several at a time.
+    One position at a time, for the rows still in play. A rejected draft is replaced at once, while p and p̂ of
+    its position are at hand.
+    """
+    lens = chain.lens[rows]
+    taken, closing = torch.zeros_like(lens), torch.zeros_like(lens)
+    alive = torch.arange(len(rows))
+    for step in range(chain.drafts.shape[1]):
+        alive = alive[lens[alive] > step]
+        if alive.numel() == 0:
+            break
+        here = _entries(law, alive)
+        at = torch.full_like(alive, step)
+        p, p_hat = _laws_at(chain, rows[alive], at, at, here)
+        accepted = _accepts(chain, rows[alive], at, p_hat, here)
+        if not accepted.all():
+            out = (~accepted).nonzero().squeeze(-1)
+            lost = alive[out]
+            if len(lost) < len(alive):
+                p_hat, here = p_hat[out], here.select(out)
+                p = p[out] if here.any_transfer else p_hat
+            weights = _replacement(chain, rows[lost], at[out], p, p_hat, here)
+            closing[lost] = _draw(chain, rows[lost], at[out], weights, here)
+            alive = alive[accepted]
+        taken[alive] += 1
+    full = (taken == lens).nonzero().squeeze(-1)
+    if full.numel():
+        at = taken[full]
+        part = _entries(law, full)
+        closing[full] = _draw(chain, rows[full], at, target_probs(chain.z[rows[full], at], part), part)
+    return taken, closing
+
+
+def _judge_in_blocks(chain: _Chain, rows: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """As ``_judge_stepwise`` (``rows`` on the CPU), for devices that are faster than asking them.
+
+    Which rows are still in play is not asked: all positions are judged, several at a time.
     """
     device, n = chain.z.device, chain.drafts.shape[1]
     accepted = torch.zeros(len(rows), n, dtype=torch.bool, device=device)
-    lens = chain.lens[rows.to(device)]
-    width = 1 if stop_early else max(1, BLOCK_ELEMENTS // (len(rows) * chain.z.shape[-1]))
-    alive = torch.arange(len(rows))
+    width = max(1, BLOCK_ELEMENTS // (len(rows) * chain.z.shape[-1]))
     for start in range(0, n, width):
-        if stop_early:
-            alive = alive[(accepted[alive, start - 1] if start else True) & (lens[alive] > start)]
-            if alive.numel() == 0:
-                break
         count = min(width, n - start)
-        pick = alive.repeat_interleave(count)
-        # alive is sorted, so as many picks as rows means every row once and in order
-        here = law if len(pick) == len(rows) else law.select(pick)
-        at = torch.arange(start, start + count, device=device).repeat(len(alive))
-        accepted[pick.to(device), at] = _accepts(chain, rows[pick].to(device), at, here)
+        pick = torch.arange(len(rows)).repeat_interleave(count)
+        here = law if count == 1 else law.select(pick)
+        at = torch.arange(start, start + count, device=device).repeat(len(rows))
+        picked = rows[pick].to(device)
+        _, p_hat = _laws_at(chain, picked, at, at, here)
+        accepted[:, start : start + count] = _accepts(chain, picked, at, p_hat, here).view(-1, count)
+    rows = rows.to(device)
+    lens = chain.lens[rows]
     taken = _run_length(accepted & (torch.arange(n, device=device) < lens.unsqueeze(-1)))
-    return taken, _close(chain, rows.to(device), taken, taken == lens, law, stop_early)
+    if n == 0:
+        return taken, _draw(chain, rows, taken, target_probs(chain.z[rows, taken], law), law)
+    drafted_at = taken.clamp_max(n - 1)  # a bonus position has no w and no q
+    p, p_hat = _laws_at(chain, rows, taken, drafted_at, law)
+    weights = _replacement(chain, rows, drafted_at, p, p_hat, law)
+    return taken, _draw(chain, rows, taken, torch.where((taken == lens).unsqueeze(-1), p, weights), law)
 
 
-def _accepts(chain: _Chain, rows: Tensor, at: Tensor, law: Law) -> Tensor:
+def _entries(law: Law, rows: Tensor) -> Law:
+    """The entries at ``rows``, which rise: as many as the law has are all of them in order."""
+    return law if len(rows) == len(law) else law.select(rows)
+
+
+def _laws_at(chain: _Chain, rows: Tensor, at: Tensor, drafted_at: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+    """``target_law`` of ``rows`` at z's positions ``at`` and w's and q's positions ``drafted_at``; all int64 [m]."""
+    w = chain.w[rows, drafted_at] if chain.w is not None and law.logits else None
+    q = chain.q[rows, drafted_at] if chain.q is not None and law.any_transfer else None
+    position = None if chain.position is None else chain.position[rows] + at
+    return target_law(chain.z[rows, at], w, q, law, position)
+
+
+def _accepts(chain: _Chain, rows: Tensor, at: Tensor, p_hat: Tensor, law: Law) -> Tensor:
     """bool [m]: is the draft at position at[j] of row rows[j] accepted, given that all before it are?"""
     drafts = chain.drafts[rows, at]
-    _, p_hat = _laws_at(chain, rows, at, at, law)
     if not law.any_sampled:
         return p_hat.argmax(-1) == drafts
     assert chain.q is not None and chain.uniforms is not None
@@ -231,60 +237,25 @@ def _accepts(chain: _Chain, rows: Tensor, at: Tensor, law: Law) -> Tensor:
     return chain.uniforms[rows, at, 0] < accept_prob(reached, chain.q[rows, at, drafts])
 
 
-def _close(chain: _Chain, rows: Tensor, at: Tensor, bonus: Tensor, law: Law, ask: bool) -> Tensor:
-    """int64 [m]: the token after the accepted drafts of each row; from p where ``bonus``."""
-    drafted_at = at.clamp_max(max(chain.drafts.shape[1] - 1, 0))  # a bonus position has no w and no q
-    if chain.drafts.shape[1] == 0 or (ask and bool(bonus.all())):
-        weights = _distribution(_wide(chain.z[rows, at]) / law.scale, law)
-    else:
-        p, p_hat = _laws_at(chain, rows, at, drafted_at, law)
-        weights = p_hat
-        if law.any_sampled:
-            assert chain.q is not None
-            weights = residual_law(p, p_hat, chain.q[rows, drafted_at], law)
-        weights = torch.where(bonus.unsqueeze(-1), p, weights)
+def _replacement(chain: _Chain, rows: Tensor, at: Tensor, p: Tensor, p_hat: Tensor, law: Law) -> Tensor:
+    """[m, V]: weights of the token that replaces the rejected draft at each position."""
+    if not law.any_sampled:
+        return p_hat
+    assert chain.q is not None
+    return residual_law(p, p_hat, chain.q[rows, at], law)
+
+
+def _draw(chain: _Chain, rows: Tensor, at: Tensor, weights: Tensor, law: Law) -> Tensor:
+    """int64 [m]: the token that ``weights`` [m, V] give at each position."""
     if not law.any_sampled:
         return weights.argmax(-1)
     assert chain.uniforms is not None
     return sample(weights, chain.uniforms[rows, at, 1])
 
 
-def _laws_at(chain: _Chain, rows: Tensor, at: Tensor, drafted_at: Tensor, law: Law) -> tuple[Tensor, Tensor]:
-    """``target_law`` at z's positions ``at`` and w's and q's positions ``drafted_at``."""
-    w = chain.w[rows, drafted_at] if chain.w is not None and law.logits else None
-    q = chain.q[rows, drafted_at] if chain.q is not None and law.any_transfer else None
-    return target_law(chain.z[rows, at], w, q, law)
-
-
-def _distribution(scores: Tensor, law: Law) -> Tensor:
-    """filter(softmax(scores)) for scores [n, V] that are divided by T already."""
-    probs = torch.softmax(scores, dim=-1)
-    ranked, floored = law.filter_groups(probs.shape[-1])
-    if ranked:
-        part = law.only(ranked)
-        probs[ranked.rows] = truncate(probs[ranked.rows], part.top_k, part.top_p, part.min_p)
-    if floored:
-        probs[floored.rows] = floor(probs[floored.rows], law.only(floored).min_p)
-    return probs
-
-
-def _mix_scores(z: Tensor, w: Tensor, share: Tensor) -> Tensor:
-    """(1-λ)z + λw for [n, V] scores and λ [n] in (0, 1]; a token masked in either stays masked.
-
-    Falls back to z in a row whose two masks leave no common token.
-    """
-    share = share.unsqueeze(-1)
-    mixed = ((1 - share) * z + share * w).masked_fill_(z == -torch.inf, -torch.inf)
-    return torch.where(mixed.amax(-1, keepdim=True) == -torch.inf, z, mixed)
-
-
 def _run_length(flags: Tensor) -> Tensor:
     """int64 [m]: how many leading entries of each row of bool [m, n] are true."""
     return flags.long().cumprod(-1).sum(-1)
-
-
-def _wide(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _check_chain(
@@ -295,6 +266,7 @@ def _check_chain(
     draft_lens: Tensor,
     law: Law,
     uniforms: Tensor | None,
+    position: Tensor | None,
 ) -> None:
     bs, n = drafts.shape
     chain, vocab = (bs, n), z.shape[-1]
@@ -304,6 +276,7 @@ def _check_chain(
         "q": (q, (*chain, vocab), n > 0 and (law.any_sampled or law.any_transfer)),
         "draft_lens": (draft_lens, (bs,), True),
         "uniforms": (uniforms, (bs, n + 1, 2), law.any_sampled),
+        "position": (position, (bs,), law.any_fading),
         "law": (law.greedy, (bs,), True),
     }
     for name, (tensor, shape, needed) in wanted.items():

@@ -1,6 +1,6 @@
-"""What each request asks of verification: temperature, filters, transfer and residual, one entry per request.
+"""What each request asks of verification: temperature, filters, transfer and its schedule, residual.
 
-``law.py`` says what the values mean and computes with them.
+``law.py`` and ``schedule.py`` say what the values mean and compute with them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from rapid_sgl.verify.schedule import Schedule, retrieval_weight
 
 TOP_K_OFF = 1 << 30  # larger than any vocabulary; SGLang's TOP_K_ALL
 
@@ -47,6 +49,10 @@ class LawRow:
     weight: float = 0.0  # λ in [0, 1] for MIXTURE and LOGITS, η >= 0 for DISTILL; at 0 the law is NONE's
     alpha: float = 0.1  # [0, 1]; DISTILL only
     residual: Residual = Residual.EXACT
+    schedule: Schedule = Schedule.CONSTANT  # of the weight
+    gate: float = 0.0  # [0, 1]; CONFIDENCE and RETRIEVAL only
+    answer_length: int = 0  # tokens, >= 1 for LINEAR, which alone reads it
+    score: float = 0.0  # [0, 1]; RETRIEVAL only
 
     def __post_init__(self) -> None:
         lambda_like = self.transfer in (Transfer.MIXTURE, Transfer.LOGITS)
@@ -62,10 +68,34 @@ class LawRow:
             ("weight", 0 <= self.weight < math.inf, "a finite weight >= 0"),
             ("weight", self.weight <= 1 or not lambda_like, f"λ <= 1 with {self.transfer.name}"),
             ("alpha", 0 <= self.alpha <= 1, "0 <= alpha <= 1"),
+            ("gate", 0 <= self.gate <= 1, "0 <= gate <= 1"),
+            ("score", 0 <= self.score <= 1, "0 <= score <= 1"),
+            (
+                "answer_length",
+                self.answer_length >= 1 or self.schedule is not Schedule.LINEAR,
+                "answer_length >= 1 with LINEAR",
+            ),
         )
         for name, valid, wanted in checks:
             if not valid:
                 raise ValueError(f"{name}={getattr(self, name)!r} gives no distribution: use {wanted}")
+
+    @property
+    def request_weight(self) -> float:
+        """The weight as far as the request alone decides it: at position 0, with an open CONFIDENCE gate."""
+        if self.schedule is Schedule.RETRIEVAL:
+            return retrieval_weight(self.weight, self.score, self.gate)
+        return self.weight
+
+    @property
+    def horizon(self) -> float:
+        """Tokens after which the weight is 0; infinite unless LINEAR."""
+        return float(self.answer_length) if self.schedule is Schedule.LINEAR else math.inf
+
+    @property
+    def min_confidence(self) -> float:
+        """max q below which the weight is 0; 0 unless CONFIDENCE."""
+        return self.gate if self.schedule is Schedule.CONFIDENCE else 0.0
 
 
 class Group(NamedTuple):
@@ -89,15 +119,18 @@ class Law:
     top_p: Tensor  # float32, (0, 1]; 1 is off
     min_p: Tensor  # float32, [0, 1]; 0 is off
     transfer: Tensor  # int8, Transfer codes
-    weight: Tensor  # float32, λ or η
+    weight: Tensor  # float32, λ or η: ``LawRow.request_weight``
     alpha: Tensor  # float32, DISTILL's threshold
     residual: Tensor  # int8, Residual codes
+    horizon: Tensor  # float32, tokens after which the weight is 0; inf is never
+    min_confidence: Tensor  # float32, max q below which the weight is 0; 0 is never
 
     @classmethod
     def from_rows(cls, rows: Sequence[LawRow], device: torch.device | str = "cpu") -> Law:
         """Stack per-request entries, without waiting for the device."""
         columns = (
-            torch.tensor([getattr(row, name) for row in rows], dtype=dtype) for name, dtype in _DTYPES.items()
+            torch.tensor([getattr(row, _SOURCES.get(name, name)) for row in rows], dtype=dtype)
+            for name, dtype in _DTYPES.items()
         )
         host = cls(*columns)
         return host if torch.device(device).type == "cpu" else host._on(torch.device(device))
@@ -168,6 +201,16 @@ class Law:
         return self._group((self.host.transfer == Transfer.DISTILL) & self.host._transfers())
 
     @cached_property
+    def any_fading(self) -> bool:
+        """Some row's transfer weakens over the answer (LINEAR): positions are needed."""
+        return bool((self.host._transfers() & (self.host.horizon < math.inf)).any())
+
+    @cached_property
+    def gated(self) -> Group | None:
+        """The rows whose transfer waits for a confident drafter (CONFIDENCE)."""
+        return self._group(self.host._transfers() & (self.host.min_confidence > 0))
+
+    @cached_property
     def paper(self) -> Group | None:
         """The rows whose rejections follow the paper's Algorithm 1."""
         return self._group(self.host.residual == Residual.PAPER)
@@ -218,4 +261,7 @@ _DTYPES = {
     "weight": torch.float32,
     "alpha": torch.float32,
     "residual": torch.int8,
+    "horizon": torch.float32,
+    "min_confidence": torch.float32,
 }
+_SOURCES = {"weight": "request_weight"}  # columns that are not the field of a row with their name

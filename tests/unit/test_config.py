@@ -64,6 +64,9 @@ def test_request_overrides_only_what_it_names():
         ({"rapid_spans": [0, 5.0]}, "flat list of integers"),
         ({"rapid_spans": None}, "flat list of integers"),
         ({"rapid_residual": None}, "is a NoneType, not a string"),
+        ({"rapid_schedule": "retrieval"}, "transfers nothing without rapid_score"),
+        ({"rapid_schedule": "rising"}, "not one of constant, linear, confidence, retrieval"),
+        ({"rapid_gate": 1.1}, "out of range"),
         ({"rapid_draft_tokens": 5}, "unknown option 'rapid_draft_tokens'"),
         ({"rapid_draft_ids": [1, 2]}, "rapid_drafter='view', which has no use for it"),
         ({"rapid_draft_ids": [1, 1000], "rapid_drafter": "rag"}, "outside the vocabulary of 1000"),
@@ -98,3 +101,26 @@ def test_no_draft_memory():
     small = RapidConfig(draft_tokens=10)
     with pytest.raises(RapidOptionError, match="12 tokens, but --rapid-draft-tokens is 10"):
         parse_options({"rapid_drafter": "rag", "rapid_draft_ids": [1] * 12}, small, Limits(5000, 4))
+
+
+def test_presets_fill_in_what_was_not_set():
+    paper = RapidConfig.from_env({"RAPID_SGL_PRESET": "paper", "RAPID_SGL_ETA": "5"})
+    assert paper == RapidConfig(transfer="distill", eta=5.0, draft_length=10)
+    # per request the draft length of a preset is cut to what the server reserves; one that is asked for is not
+    options = parse({"rapid_preset": "paper", "rapid_alpha": 0.2})
+    assert options.config == RapidConfig(transfer="distill", alpha=0.2, draft_length=4)
+    assert parse({"rapid_preset": "lossless"}).config.transfer == "none"
+    mixed = parse_options({"rapid_preset": "lossless"}, paper, Limits(100, 10))
+    assert mixed.config.transfer == "none" and mixed.config.eta == 5.0
+    for wrong in ("papers", 3, ["paper"]):
+        with pytest.raises(RapidOptionError, match="is not one of lossless, paper, mixture"):
+            parse({"rapid_preset": wrong})
+    with pytest.raises(RapidOptionError, match="RAPID_SGL_PRESET='x'"):
+        RapidConfig.from_env({"RAPID_SGL_PRESET": "x"})
+
+
+def test_weights_that_are_not_loaded():
+    twin = RapidConfig(drafter_weights="int8")
+    assert parse_options({"rapid_drafter_weights": "same"}, twin, Limits(100, 4)).config == DEFAULTS
+    with pytest.raises(RapidOptionError, match="not loaded on this server"):
+        parse({"rapid_drafter_weights": "int8"})
