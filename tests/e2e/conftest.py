@@ -57,7 +57,8 @@ def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         tmp_path_factory.mktemp("draft-model"),
         f"--speculative-draft-model-path={pruned}",
         "--rapid-drafter=auto",
-        "--rapid-draft-tokens=6000",
+        "--rapid-draft-tokens=3000",
+        "--rapid-draft-prefill=512",
     )
 
 

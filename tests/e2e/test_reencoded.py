@@ -98,7 +98,7 @@ def test_bad_draft_prompts_are_refused(rapid_server, options, text):
 
 
 class TestDraftModel:
-    """The target's four-layers-shorter copy drafts; ``--rapid-draft-tokens`` holds five of its rows."""
+    """The target's four-layers-shorter copy drafts; ``--rapid-draft-tokens`` holds three of its rows."""
 
     def test_identity_alone_and_in_a_mixed_batch(self, draft_model_server):
         server = draft_model_server
@@ -119,15 +119,16 @@ class TestDraftModel:
             assert_same_tokens(server, ids, answer, reference)
 
     def test_more_rows_than_memory(self, draft_model_server):
-        """Twelve rows of about 1000 tokens where five fit: some wait undrafted, nobody fails, all slots return."""
+        """Twelve rows of about 900 tokens where three fit: some wait undrafted, nobody fails, all slots return."""
         server = draft_model_server
         server.client.flush_cache()
         prompts = [chat_ids(reference_text(1300 + 50 * i), QUESTIONS[i % 6]) for i in range(12)]
-        plain = in_parallel(4, lambda ids: generate(server, ids, rapid_drafter="off"), prompts)
+        long = {"max_new_tokens": 64, "ignore_eos": True}
+        plain = in_parallel(4, lambda ids: generate(server, ids, rapid_drafter="off", **long), prompts)
         refused = rapid_stats(server)["draft_kv"]["refused"]
-        answers = in_parallel(12, lambda ids: generate(server, ids), prompts)
+        answers = in_parallel(12, lambda ids: generate(server, ids, **long), prompts)
         for ids, answer, reference in zip(prompts, answers, plain, strict=True):
-            assert_same_tokens(server, ids, answer, reference)
+            assert_same_tokens(server, ids, answer, reference, ignore_eos=True)
         memory = rapid_stats(server)["draft_kv"]
         assert memory["refused"] > refused, "there was room for every row"
         assert memory["free"] + memory["evictable"] == memory["size"]
