@@ -66,6 +66,9 @@ class RapidWorker(BaseSpecWorker):
     def preloaded_weights_bytes(self) -> int:
         return self.side.preloaded_weights_bytes
 
+    def weight_update_runners(self) -> list[tuple[str, Any]]:
+        return self.side.weight_updaters()
+
     def alloc_memory_pool(
         self,
         memory_pool_config: Any = None,

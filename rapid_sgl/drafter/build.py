@@ -17,6 +17,7 @@ from rapid_sgl.drafter.rag import RAGDrafter
 from rapid_sgl.drafter.reencoded import Reencoder
 from rapid_sgl.drafter.rows import DraftRows
 from rapid_sgl.drafter.space import DraftSpace, same_weights_space
+from rapid_sgl.drafter.twin import TwinUpdater, make_twin, twin_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,11 @@ class DraftSide:
     ):
         self.runner = target_worker.model_runner
         self.config = config
+        # before SGLang sizes the KV pool, so that it leaves room for the twin
+        self.twin = make_twin(self.runner, config.drafter_weights)
+        if self.twin is not self.runner.model:
+            size = twin_bytes(self.twin, self.runner.model) / 1e6
+            logger.info("quantised twin: %s, %.0f MB", config.drafter_weights, size)
         self.draft_model: Any = None  # TpModelWorker of a separate draft model
         if get_spec().speculative_draft_model_path:
             self.draft_model = load_draft_model(server_args, gpu_id, nccl_port)
@@ -49,6 +55,10 @@ class DraftSide:
             reencode=self.space is not None,
             draft_model=self.draft_model is not None,
         )
+
+    def weight_updaters(self) -> list[tuple[str, Any]]:
+        """(role, runner) pairs that SGLang's weight updates must reach besides the target's."""
+        return [] if self.twin is self.runner.model else [("draft", TwinUpdater(self.twin, self.runner))]
 
     def alloc_memory_pool(self, req_to_token_pool: Any) -> None:
         """Rows for views, and where re-encoded rows are wanted, slots for them."""
@@ -78,7 +88,7 @@ class DraftSide:
 
     def _models(self) -> dict[str, torch.nn.Module]:
         """Models that share the target's layers and KV, by weights."""
-        return {"same": self.runner.model}
+        return {"same": self.runner.model, self.config.drafter_weights: self.twin}
 
     def _reencoder(self, vocab: int) -> Reencoder | None:
         space = self.space
