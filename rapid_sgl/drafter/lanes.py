@@ -35,7 +35,7 @@ class ViewLane:
         self.pool_idx = batch.req_pool_indices[index]
         self.seq_lens = batch.seq_lens[index]
         self.row_lens = self.seq_lens - shift
-        self.slots = rows.extend(self.pool_idx, self.seq_lens, shift, width)
+        self.slots = rows.extend(list(views.values()), self.seq_lens, width)
 
     def advance(self, rows: Sequence[int], chains: Sequence[list[int]], step: int) -> torch.Tensor:
         """Logits after the last draft (at step 0: the last committed token) of the given requests."""

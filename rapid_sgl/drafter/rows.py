@@ -17,7 +17,7 @@ from rapid_sgl.config import RapidConfig
 from rapid_sgl.request import Span, outside_windows
 
 
-@dataclass(frozen=True)
+@dataclass
 class View:
     """A request's draft row: ``length`` prompt tokens, each later token shifted down by ``shift``."""
 
@@ -25,6 +25,7 @@ class View:
     length: int  # prompt tokens in the row
     shift: int  # prompt tokens left out, = prompt_len - length
     weights: str = "same"  # what drafts over it
+    filled: int = 0  # target positions below this are in the row or left out of it on purpose
 
 
 def view_ranges(prompt_len: int, spans: Sequence[Span], config: RapidConfig) -> list[Span]:
@@ -102,21 +103,31 @@ class DraftRows:
             size = end - start
             self.req_to_token[pool_idx, length : length + size] = self.target[pool_idx, start:end]
             length += size
-        return View(pool_idx, length, prompt_len - length, weights)
+        return View(pool_idx, length, prompt_len - length, weights, prompt_len)
 
-    def extend(
-        self,
-        pool_idx: torch.Tensor,  # int64 [n]
-        start: torch.Tensor,  # int64 [n], first target position to copy
-        shift: torch.Tensor,  # int64 [n]
-        width: int,
-    ) -> torch.Tensor:
-        """Copy the slots of target positions ``start … start + width - 1`` to the rows' ends.
+    def extend(self, views: Sequence[View], seq_lens: torch.Tensor, width: int) -> torch.Tensor:
+        """Bring rows up to date with the target's table, slots for the next tokens included.
+
+        Everything generated since a row was last extended is copied, whatever it was that committed it, and
+        one slot more than the drafts need: when all of them are accepted, the last one's keys and values lie there.
+
+        Args:
+            seq_lens: int64 [n], tokens of each request that have KV in the target's cache.
+            width: drafts per request.
 
         Returns:
-            int64 [n, width], those slots.
+            int64 [n, width], slots of target positions ``seq_lens … seq_lens + width - 1``.
         """
-        positions = start[:, None] + torch.arange(width, device=start.device)
-        slots = self.target[pool_idx[:, None], positions]
-        self.req_to_token[pool_idx[:, None], positions - shift[:, None]] = slots
-        return slots.to(torch.int64)
+        device = seq_lens.device
+        lens = seq_lens.tolist()
+        back = max(seq_len - view.filled for view, seq_len in zip(views, lens, strict=True))
+        pool_idx = torch.tensor([[view.pool_idx] for view in views], device=device)
+        shift = torch.tensor([[view.shift] for view in views], device=device)
+        prompt = torch.tensor([[view.length + view.shift] for view in views], device=device)
+        positions = seq_lens[:, None] + torch.arange(-back, width + 1, device=device)
+        positions = torch.maximum(positions, prompt)  # entries of the prompt stay as they are
+        slots = self.target[pool_idx, positions]
+        self.req_to_token[pool_idx, positions - shift] = slots
+        for view, seq_len in zip(views, lens, strict=True):
+            view.filled = seq_len
+        return slots[:, back : back + width].to(torch.int64)

@@ -62,6 +62,12 @@ def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     )
 
 
+@pytest.fixture(scope="session")
+def twin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model's int8 twin drafts."""
+    yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8")
+
+
 def pruned_checkpoint(folder: Path, drop: range) -> None:
     """Write the embedded model without the layers ``drop`` into ``folder``."""
     from transformers import AutoModelForCausalLM

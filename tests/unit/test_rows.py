@@ -59,10 +59,32 @@ def test_rows_list_the_targets_slots():
     assert (view.length, view.shift) == (20, 30)
     wanted = torch.cat([target[3, 0:4], target[3, 20:26], target[3, 40:50]])
     assert torch.equal(rows.req_to_token[3, :20], wanted)
-    # two generated tokens have KV (positions 50, 51); the next three slots are for drafts
-    slots = rows.extend(torch.tensor([3]), torch.tensor([50]), torch.tensor([30]), 5)
+    slots = rows.extend([view], torch.tensor([50]), 5)
     assert torch.equal(slots[0], target[3, 50:55].long())
-    assert torch.equal(rows.req_to_token[3, :25], torch.cat([wanted, target[3, 50:55]]))
+    assert torch.equal(rows.req_to_token[3, :26], torch.cat([wanted, target[3, 50:56]]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5), st.booleans()), max_size=12))
+def test_rows_stay_complete_whatever_is_committed(steps):
+    """After any history of drafted and undrafted steps, and of accepted drafts, nothing that was generated is missing."""
+    target = torch.randint(1, 10**6, (2, 200), dtype=torch.int32)
+    rows = DraftRows(target)
+    ranges = [[(0, 4), (20, 26), (40, 50)], [(0, 30)]]
+    views = [rows.build(i, prompt, ranges[i]) for i, prompt in enumerate((50, 60))]
+    rows.req_to_token[:, 30:] = -1  # what an earlier request may have left
+    lens = torch.tensor([50, 60])
+    for width, accepted, second_drafted in steps:
+        drafted = [0, 1] if second_drafted else [0]
+        if width:
+            rows.extend([views[i] for i in drafted], lens[drafted], width)
+        lens += torch.tensor([min(accepted, width + 1), 1])
+    rows.extend(views, lens, 3)
+    for view, seq_len, kept in zip(views, lens.tolist(), ranges, strict=True):
+        row = target[view.pool_idx]
+        wanted = torch.cat(
+            [row[start:end] for start, end in kept] + [row[view.length + view.shift : seq_len + 4]]
+        )
+        assert torch.equal(rows.req_to_token[view.pool_idx, : len(wanted)], wanted)
 
 
 @given(st.integers(1200, 6000), st.integers(-64, 64), st.booleans())
