@@ -7,7 +7,8 @@ from functools import cache
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder, retrieve
+from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
+from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder
 from rapid_sgl.retrieval.spans import Span
 
 QUESTION = "What are the rules that this text describes? List them one by one, in its own words."
@@ -38,7 +39,8 @@ def bench_prompts(builder: PromptBuilder, context: int, count: int, config: Rapi
     """
     prompts = [exact_prompt(builder, context, member) for member in range(count)]
     windows = {"budget": config.budget, "head": config.head, "recent": config.recent}
-    return [BenchPrompt(prompt.ids, retrieve(prompt, QUESTION, **windows)) for prompt in prompts]
+    retriever = Retriever(RetrievalOptions("bm25"))
+    return [BenchPrompt(prompt.ids, retriever.spans(prompt, QUESTION, **windows)) for prompt in prompts]
 
 
 def exact_prompt(builder: PromptBuilder, context: int, member: int = 0) -> Prompt:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 COMMANDS = {
     "ask": "answer a question about a document, drafted by retrieval (starts a server if needed)",
     "serve": "start an SGLang server with RAPID decoding; takes every SGLang flag",
+    "index": "embed documents once and keep them in a Chroma store",
+    "search": "find passages of indexed documents",
+    "recall": "measure what each scorer retrieves, and how fast",
     "bench": "compare decoding methods on one running server",
     "model": "prepare the embedded model and print its path",
     "doctor": "check versions, plugin, platform and model; say what to fix",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Answer a question about one or more documents (text, Markdown, PDF). The whole document is
-the prompt; BM25 finds the parts of it that the drafter looks at. Starts a server of its own
+the prompt; retrieval finds the parts of it that the drafter looks at. Starts a server of its own
 and stops it afterwards, or uses a running one with --server.
 
 examples:
@@ -34,6 +34,8 @@ examples:
 
 What follows `--` goes to the server that ask starts (see `rapid-sgl serve --help`).
 """
+# Same as retrieval.pipeline.SCORERS, which is not imported to keep --help instant (a test compares).
+SCORERS = ("bm25", "dense", "hybrid")
 METHODS = {
     "rapid": "the whole document is the prompt, drafted from retrieved parts",
     "target": "the whole document is the prompt, no drafts",
@@ -59,7 +61,21 @@ def main(argv: Sequence[str]) -> int:
     from rapid_sgl.models import ModelError
     from rapid_sgl.retrieval.chunking import TokenizerError
     from rapid_sgl.retrieval.documents import DocumentError
+    from rapid_sgl.retrieval.embedding import EmbeddingError
+    from rapid_sgl.retrieval.pipeline import RetrievalOptions
     from rapid_sgl.retrieval.prompt import PromptTooLong
+    from rapid_sgl.retrieval.store import StoreError
+
+    failures = (
+        AskError,
+        DocumentError,
+        EmbeddingError,
+        ModelError,
+        PromptTooLong,
+        ServerError,
+        StoreError,
+        TokenizerError,
+    )
 
     try:
         question = Question(
@@ -70,10 +86,11 @@ def main(argv: Sequence[str]) -> int:
             truncate_middle=args.truncate == "middle",
             config=config,
             rapid=given,
+            retrieval=RetrievalOptions(args.scorer, store=args.store),
         )
         with Status("preparing") as status, _server(args, given, server_args, status) as client:
             _answer(question, args, client, status)
-    except (AskError, DocumentError, ModelError, PromptTooLong, ServerError, TokenizerError) as error:
+    except failures as error:
         print(f"rapid-sgl ask: {error}", file=sys.stderr)
         return 1
     return 0
@@ -172,6 +189,17 @@ def _parser() -> options.Parser:
         choices=METHODS,
         default="rapid",
         help="; ".join(f"{name}: {text}" for name, text in METHODS.items()) + " (default: rapid)",
+    )
+    parser.add_argument(
+        "--scorer",
+        choices=SCORERS,
+        default="bm25",
+        help="what finds the parts: words, embeddings, or both (default: bm25)",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="PLACE",
+        help="keep embeddings in this folder or Chroma server (default: in memory only)",
     )
     parser.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="(default: 256)")
     parser.add_argument(

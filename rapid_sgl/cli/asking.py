@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from rapid_sgl.http_client import ServerInfo
 from rapid_sgl.models import offline_env
 from rapid_sgl.request import SPANS_KEY, spans_to_wire
 from rapid_sgl.retrieval.documents import DocumentError, load_document
-from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder, retrieve
+from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
+from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder
 from rapid_sgl.retrieval.spans import Span
 
 METHODS = ("rapid", "target", "rag")
@@ -38,6 +39,8 @@ class Question:
     truncate_middle: bool
     config: RapidConfig
     rapid: dict[str, Any]
+    # Words find most of what a question names, and need no model to be loaded first.
+    retrieval: RetrievalOptions = field(default_factory=lambda: RetrievalOptions("bm25"))
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def make_plan(question: Question, builder: PromptBuilder, info: ServerInfo) -> P
     Raises:
         PromptTooLong: see ``PromptBuilder.build``.
         AskError: method rag found nothing to answer from.
+        EmbeddingError, StoreError: see ``Retriever.select``.
     """
     config = question.config
     limit = info.max_prompt_tokens(question.max_new_tokens)
@@ -126,7 +130,9 @@ def make_plan(question: Question, builder: PromptBuilder, info: ServerInfo) -> P
         return Plan(whole.ids, whole, [], {f"{WIRE_PREFIX}drafter": "off"})
     if question.method == "rag":
         return _rag_plan(question, builder, whole, min(config.budget, limit))
-    spans = retrieve(whole, question.text, budget=config.budget, head=config.head, recent=config.recent)
+    spans = Retriever(question.retrieval).spans(
+        whole, question.text, budget=config.budget, head=config.head, recent=config.recent
+    )
     # The spans fill a budget of ours, so the request names that budget instead of relying on the server's.
     sent = {**question.rapid, **{name: getattr(config, name) for name in ("budget", "head", "recent")}}
     sent.setdefault("drafter", config.drafter)
@@ -139,9 +145,9 @@ def _rag_plan(question: Question, builder: PromptBuilder, whole: Prompt, limit: 
     if len(whole) <= limit:
         return Plan(whole.ids, whole, [whole.document], target_only)
     room = builder.excerpt_room(limit, question.text)
-    spans = retrieve(whole, question.text, budget=room, head=0, recent=0)
+    spans = Retriever(question.retrieval).spans(whole, question.text, budget=room, head=0, recent=0)
     if not spans:
         raise AskError(
-            "no part of the document shares a word with the question; rephrase it or use --method rapid"
+            "no part of the document matches the question; rephrase it, or use --scorer hybrid or --method rapid"
         )
     return Plan(builder.build_excerpt(whole, spans, question.text), whole, spans, target_only)

@@ -58,9 +58,7 @@ class Report:
                 f"{question.config.budget:,}, so a view could not be shorter: no drafts"
             )
         elif not plan.spans:
-            notes.append(
-                "no part of the document shares a word with the question; drafting from head and recent"
-            )
+            notes.append("no part of the document matches the question; drafting from head and recent")
         return notes
 
     def as_text(self) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 SUPPORTED = "text, Markdown (UTF-8) and PDF"
+# Bytes that no text in any common encoding has in numbers.
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 class DocumentError(ValueError):
@@ -49,6 +52,12 @@ def _plain_text(path: Path, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        control = _CONTROL.findall(data[:4096])
+        if 100 * len(control) > min(len(data), 4096):
+            raise DocumentError(
+                f"{path}: is a binary file (control byte 0x{control[0][0]:02x} in it); supported are {SUPPORTED}, "
+                "so export it as one of these first"
+            ) from error
         raise DocumentError(
             f"{path}: is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start}); "
             "convert it, for example with `iconv -f WINDOWS-1252 -t UTF-8`"

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rapid_sgl.retrieval.bm25 import bm25_scores
 from rapid_sgl.retrieval.chunking import CHUNK_TOKENS, Chunk, TokenizedText, chunk, tokenize
-from rapid_sgl.retrieval.spans import Span, select_spans
+from rapid_sgl.retrieval.spans import Span
 
 # Stand-ins for document and question while the chat template is rendered: a template may trim
 # or wrap its message, so the two are put in as tokens afterwards. Private-use characters do
@@ -55,7 +54,7 @@ class PromptBuilder:
     """
 
     def __init__(self, tokenizer: Any, chunk_tokens: int = CHUNK_TOKENS) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._chunk_tokens = chunk_tokens
         before, rest = _rendered(tokenizer).split(_DOCUMENT)
         between, after = rest.split(_QUESTION)
@@ -81,7 +80,7 @@ class PromptBuilder:
             PromptTooLong: more than ``limit`` tokens and not allowed to truncate, or no room
                 for any of the document.
         """
-        tokens = tokenize(document, self._tokenizer)
+        tokens = tokenize(document, self.tokenizer)
         asked = self._asked(question)
         total, omitted = len(self._before) + len(tokens.ids) + len(asked), 0
         if limit is not None and total > limit:
@@ -92,7 +91,7 @@ class PromptBuilder:
                 )
             room = limit - len(self._before) - len(asked)
             cut = self._cut_middle(document, tokens.char_starts, room)
-            whole, tokens = tokens, tokenize(cut, self._tokenizer)
+            whole, tokens = tokens, tokenize(cut, self.tokenizer)
             omitted = len(whole.ids) - len(tokens.ids)
         start = len(self._before)
         chunks = chunk(tokens, size=self._chunk_tokens, offset=start)
@@ -112,7 +111,7 @@ class PromptBuilder:
         return limit - len(self._before) - len(self._asked(question)) - marks
 
     def _asked(self, question: str) -> list[int]:
-        return [*self._between, *tokenize(question, self._tokenizer).ids, *self._after]
+        return [*self._between, *tokenize(question, self.tokenizer).ids, *self._after]
 
     def _cut_middle(self, text: str, char_starts: Sequence[int], room: int) -> str:
         """``text`` without its middle, so that it has at most ``room`` tokens."""
@@ -120,20 +119,11 @@ class PromptBuilder:
         while keep >= 2:
             left, right = char_starts[keep // 2], char_starts[len(char_starts) - keep // 2]
             cut = text[:left] + _GAP + text[right:]
-            excess = len(tokenize(cut, self._tokenizer).ids) - room
+            excess = len(tokenize(cut, self.tokenizer).ids) - room
             if excess <= 0:
                 return cut
             keep -= excess  # tokens may split differently at the new joints
         raise PromptTooLong(f"only {room} tokens are left for the document; ask for fewer new tokens")
-
-
-def retrieve(prompt: Prompt, question: str, *, budget: int, head: int, recent: int) -> list[Span]:
-    """Spans of ``prompt`` for a draft view of ``budget`` tokens: chunks ranked by BM25 against the question."""
-    scores = bm25_scores([piece.text for piece in prompt.chunks], question)
-    bounds = [(piece.start, piece.end) for piece in prompt.chunks]
-    return select_spans(
-        bounds, scores.tolist(), budget=budget, prompt_len=len(prompt), head=head, recent=recent
-    )
 
 
 def _rendered(tokenizer: Any) -> str:

@@ -54,7 +54,7 @@ def test_target_sends_the_same_prompt_without_drafts(builder):
 
 
 def test_rag_without_a_match_says_so(builder):
-    with pytest.raises(AskError, match="shares a word with the question"):
+    with pytest.raises(AskError, match="matches the question"):
         make_plan(question("rag", text="Zebras?"), builder, info())
 
 
@@ -83,7 +83,7 @@ def test_report_of_a_drafted_answer(builder):
         (question(), info(None), "does not run RAPID"),
         (question(), info("NGRAM"), "NGRAM"),
         (question(document="The vault is blue."), info(), "draft budget of 1,024"),
-        (question(text="Zebras?"), info(), "shares a word"),
+        (question(text="Zebras?"), info(), "matches the question"),
         (question("target"), info(), None),
     ],
 )
@@ -92,8 +92,15 @@ def test_report_says_why_nothing_was_drafted_from_the_document(builder, asked, s
     assert len(report.notes) == (note is not None)
     assert all(note in line for line in report.notes)
     assert report.as_text().splitlines()[3] == f"method   {asked.method}: no drafts"
-    if note != "shares a word":  # there, head and recent are still read
+    if note != "matches the question":  # there, head and recent are still read
         assert "drafts read" not in report.as_text()
+
+
+def test_the_flag_names_the_scorers_that_exist():
+    from rapid_sgl.cli.ask import SCORERS
+    from rapid_sgl.retrieval import pipeline
+
+    assert SCORERS == pipeline.SCORERS
 
 
 def test_several_documents_are_headed_by_their_names(tmp_path):

@@ -13,7 +13,8 @@ from rapid_sgl.cli.asking import load_builder
 from rapid_sgl.models import embedded_model_path
 from rapid_sgl.retrieval.bm25 import bm25_scores, terms
 from rapid_sgl.retrieval.chunking import TokenizerError, chunk, tokenize
-from rapid_sgl.retrieval.prompt import PromptBuilder, PromptTooLong, retrieve
+from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
+from rapid_sgl.retrieval.prompt import PromptBuilder, PromptTooLong
 from rapid_sgl.retrieval.spans import merge_adjacent, select_spans
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -235,7 +236,7 @@ def test_document_cannot_close_the_users_turn(tokenizer, builder):
 
 def test_retrieval_finds_the_needle(tokenizer, builder):
     prompt = builder.build(DOCUMENT, QUESTION, 100_000)
-    spans = retrieve(prompt, QUESTION, budget=600, head=32, recent=200)
+    spans = Retriever(RetrievalOptions("bm25")).spans(prompt, QUESTION, budget=600, head=32, recent=200)
     assert any(NEEDLE in prompt.document_text(span) for span in spans)
     assert sum(end - start for start, end in spans) <= 600 - 32 - 200
 
@@ -243,7 +244,7 @@ def test_retrieval_finds_the_needle(tokenizer, builder):
 def test_excerpt_holds_the_spans_and_fits(tokenizer, builder):
     prompt = builder.build(DOCUMENT, QUESTION, None)
     room = builder.excerpt_room(400, QUESTION)
-    spans = retrieve(prompt, QUESTION, budget=room, head=0, recent=0)
+    spans = Retriever(RetrievalOptions("bm25")).spans(prompt, QUESTION, budget=room, head=0, recent=0)
     ids = builder.build_excerpt(prompt, spans, QUESTION)
     text = tokenizer.decode(ids)
     assert len(ids) <= 400 and NEEDLE in text and text.count(QUESTION) == 1
