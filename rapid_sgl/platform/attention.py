@@ -93,20 +93,18 @@ def tree_masks(
 class PortableCpuAttnBackend(AttentionBackend):
     """Paged attention on torch's CPU device.
 
-    ``req_to_token``: int32 [rows, max_len], contiguous; the slot of every token of every row, indexed by
-    ``forward_batch.req_pool_indices``. Default: SGLang's own table. Raises ValueError for KV pools that it cannot read.
+    Reads the runner's ``req_to_token`` table: int32 [rows, max_len], contiguous; the slot of every token of every row,
+    indexed by ``forward_batch.req_pool_indices``. Raises ValueError for KV pools that it cannot read.
     """
 
     needs_cpu_seq_lens = True
     # read by rapid_sgl.verify.inputs: a chain is causal by itself here
     needs_chain_mask = False
 
-    def __init__(self, model_runner: Any, req_to_token: torch.Tensor | None = None) -> None:
+    def __init__(self, model_runner: Any) -> None:
         super().__init__()
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        self.req_to_token = (
-            model_runner.req_to_token_pool.req_to_token if req_to_token is None else req_to_token
-        )
+        self.req_to_token = model_runner.req_to_token_pool.req_to_token
         if self.req_to_token.dtype != torch.int32 or not self.req_to_token.is_contiguous():
             raise ValueError(
                 f"row table must be contiguous int32, got {self.req_to_token.dtype}; allocate it so"

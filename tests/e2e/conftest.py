@@ -1,4 +1,7 @@
-"""Servers shared by the end-to-end tests: one per configuration, started on first use."""
+"""Servers of the end-to-end tests: one per configuration, started on first use.
+
+One lives to the end; the others serve one module each, so that at most two are in memory at once.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def rapid_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`rapid-sgl serve` with the embedded model and default options."""
-    yield from serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics")
+    """`rapid-sgl serve` with the embedded model and default options, and a cache that leaves memory for others."""
+    yield from serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics", "--max-total-tokens=48000")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A KV pool far too small for the requests that the tests send at once, so that some are retracted."""
     yield from serve(
@@ -48,7 +51,7 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A separate draft model: the embedded one without four of its layers, so that it is often wrong."""
     pruned = tmp_path_factory.mktemp("pruned")
@@ -62,7 +65,7 @@ def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def twin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model's int8 twin drafts."""
     yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8")

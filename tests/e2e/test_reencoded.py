@@ -13,6 +13,7 @@ from conftest import (
     tokenizer,
 )
 from test_identity import QUESTIONS, assert_same_tokens
+from test_sampling_law import FALSE_ALARM, TINY_VIEW, first_tokens, p_value
 
 from rapid_sgl.http_client import ServerError
 from rapid_sgl.models import embedded_model_path
@@ -117,6 +118,12 @@ class TestDraftModel:
         )
         for ids, answer, reference in zip(prompts, answers, plain, strict=True):
             assert_same_tokens(server, ids, answer, reference)
+
+    def test_sampling_law(self, draft_model_server):
+        """As ``test_sampling_law`` has it for the served weights; the same false-alarm rate."""
+        plain = first_tokens(draft_model_server, rapid_drafter="off")
+        drafted = first_tokens(draft_model_server, **TINY_VIEW, rapid_drafter="rag")
+        assert p_value(drafted, plain) > FALSE_ALARM
 
     def test_more_rows_than_memory(self, draft_model_server):
         """Twelve rows of about 900 tokens where three fit: some wait undrafted, nobody fails, all slots return."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import requests
 from conftest import body, chat_ids, generate, reference_text
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from rapid_sgl.config import RapidConfig, public_name
 
 PROMPT = "What is a statement?"
 
@@ -18,7 +22,7 @@ PROMPT = "What is a statement?"
         ({"rapid_lambda": 1.5}, "rapid_lambda=1.5 is out of range"),
         ({"rapid_draft_length": 99}, "rapid_draft_length=99"),
         ({"rapid_spans": [0, 100000]}, "outside the prompt"),
-        ({"rapid_drafter": "magic"}, "not one of view, off"),
+        ({"rapid_drafter": "magic"}, "not one of view, rag, auto, off"),
     ],
 )
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions"])
@@ -76,26 +80,18 @@ values = (
     | st.lists(scalars | st.lists(scalars, max_size=2), max_size=6)
     | st.dictionaries(st.text(max_size=3), scalars, max_size=2)
 )
-keys = st.sampled_from(
-    [
-        "drafter",
-        "spans",
-        "draft_length",
-        "budget",
-        "head",
-        "recent",
-        "transfer",
-        "lambda",
-        "eta",
-        "alpha",
-        "residual",
-        "x",
-    ]
-).map("rapid_".__add__)
+names = [public_name(field.name) for field in fields(RapidConfig)]
+keys = st.sampled_from([*names, "spans", "draft_ids", "draft_prompt", "preset", "x"]).map("rapid_".__add__)
 plausible = st.fixed_dictionaries(
     {},
     optional={
-        "rapid_drafter": st.sampled_from(["view", "off"]),
+        "rapid_drafter": st.sampled_from(["view", "rag", "auto", "off"]),
+        "rapid_draft_ids": st.lists(st.integers(-1, 50_000), max_size=40),
+        "rapid_draft_prompt": st.text(max_size=20),
+        "rapid_preset": st.sampled_from(["lossless", "paper", "mixture"]),
+        "rapid_schedule": st.sampled_from(["constant", "linear", "confidence", "retrieval"]),
+        "rapid_gate": st.floats(0, 1),
+        "rapid_score": st.floats(0, 1),
         "rapid_spans": st.lists(st.integers(-2, 400), max_size=6),
         "rapid_draft_length": st.integers(0, 6),
         "rapid_budget": st.integers(0, 300),
@@ -110,7 +106,7 @@ plausible = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     params=st.dictionaries(keys | st.text(max_size=4), values, max_size=4) | plausible,
     temperature=st.sampled_from([0, 0.1, 1.0]),

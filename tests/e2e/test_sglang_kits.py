@@ -31,7 +31,7 @@ COMMON = ("--enable-return-hidden-states",)
 TINY_VIEWS = ("--rapid-budget=12", "--rapid-head=2", "--rapid-recent=8", *COMMON)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kit_server(tmp_path_factory):
     if BASELINE:
         plain = ("--model-path", str(embedded_model_path()), *COMMON)
