@@ -43,10 +43,20 @@ class Side:
         url: the server.
         info: what the server said of itself.
         weights: what drafts run on, ``rapid_drafter_weights``.
+        draft_model: name of the server's separate draft model, which then is what drafts run on.
     """
 
-    def __init__(self, method: str, url: str, info: ServerInfo, sizes: Sizes, weights: str = "same") -> None:
-        self.method, self.weights = method, weights
+    def __init__(
+        self,
+        method: str,
+        url: str,
+        info: ServerInfo,
+        sizes: Sizes,
+        weights: str = "same",
+        draft_model: str | None = None,
+    ) -> None:
+        self.method, self._weights = method, weights
+        self.weights = draft_model or weights  # as the report names them
         self.info, self._url, self._sizes = info, url, sizes
         self._client = new_client(url)
         self._counts_steps = rapid_report(info) is not None
@@ -104,7 +114,7 @@ class Side:
             "ignore_eos": True,
         }
         if self._counts_steps:
-            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt, self.weights)
+            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt, self._weights)
         return {"input_ids": prompt.ids, "sampling_params": sampling}
 
     def _totals(self) -> dict[str, Any] | None:

@@ -62,7 +62,7 @@ last, one JSON line {"environment": ..., "rows": [...]} with one row per method 
   *_range            smallest and largest over the repeats (speedup_range: of pairs in one repeat)
   ttft_ms            request sent to first token, prompt cached; mean over the batch. ttft_over_target
                      compares it with method target
-  drafter_weights    what drafts ran on: the served weights (same) or a quantised twin
+  drafter_weights    what drafts ran on: the served weights (same), a quantised twin, or the draft model's name
   cached_share       part of the prompt tokens that came from the prefix cache
   mean_batch         requests per step; other than batch when they did not all run together, or when
                      somebody else used the server
@@ -102,6 +102,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Status) -> dict[str, Any]:
+    from rapid_sgl.bench.servers import draft_model_side, torch_native_side
     from rapid_sgl.bench.session import measure
     from rapid_sgl.cli.asking import load_builder
 
@@ -113,10 +114,12 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
         sides = []
         for method in args.methods:
             if method == "torch_native":
-                sides.append(_torch_native(servers, args, info, sizes, status))
+                sides.append(torch_native_side(servers, args, info, sizes, status.update))
                 continue
             for weights in args.drafter_weights if method in DRAFTING else ["same"]:
                 sides.append(_side(method, url, sizes, weights))
+        if args.draft_model:
+            sides.append(draft_model_side(servers, args, given, sizes, status.update))
         return measure(
             sides, builder, args.contexts, args.batch, sizes, repeats=args.repeats, update=status.update
         )
@@ -160,39 +163,6 @@ def _server(
         with Server.start(flags, log_path=Path(folder) / "server.log") as server:
             yield server.url, server.client.info()
             status.update("stopping the server")
-
-
-def _torch_native(
-    servers: contextlib.ExitStack, args: argparse.Namespace, info: ServerInfo, sizes: Sizes, status: Status
-) -> Side:
-    """A second server, of plain SGLang: same model and dtype, SGLang's portable attention."""
-    from rapid_sgl.bench import BenchError
-    from rapid_sgl.bench.runner import kv_slots
-    from rapid_sgl.client import Server
-    from rapid_sgl.models import offline_env
-
-    status.update("starting a server with torch_native attention")
-    folder = servers.enter_context(tempfile.TemporaryDirectory(prefix="rapid-sgl-"))
-    # Just large enough, since the first server has already taken its share of the memory.
-    pool = 5 * kv_slots("target", max(args.contexts), max(args.batch), sizes) // 4
-    flags = ["--model-path", info.model_path, "--attention-backend", "torch_native"]
-    flags += ["--dtype", info.raw["dtype"], "--max-total-tokens", str(pool)]
-    server = servers.enter_context(
-        Server.start(
-            flags,
-            offline_env(info.model_path),
-            Path(folder) / "server.log",
-            command=("-m", "sglang.launch_server"),
-        )
-    )
-    side = _side("torch_native", server.url, sizes)
-    serving = side.info.raw.get("attention_backend")
-    if serving != "torch_native":
-        raise BenchError(
-            f"the platform serves --attention-backend torch_native with {serving}, so it cannot be compared; "
-            "leave torch_native out of --methods"
-        )
-    return side
 
 
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -257,6 +227,11 @@ def _parser() -> options.Parser:
         default=["same"],
         metavar="W,W",
         help="what view and rag draft with, each measured: same and one of int8, fp8, int4 (default: same)",
+    )
+    add(
+        "--draft-model",
+        metavar="MODEL",
+        help="measure rag on a second server too, with this model (folder or hub id) as its draft model",
     )
     add("--new-tokens", type=at_least(2), default=64, metavar="N", help="tokens per answer (default: 64)")
     add("--repeats", type=at_least(1), default=5, metavar="N", help="measured runs per method (default: 5)")

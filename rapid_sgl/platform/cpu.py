@@ -51,6 +51,8 @@ class PortableCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.chunked_prefill_size is None:
             server_args.chunked_prefill_size = CHUNKED_PREFILL_SIZE
         server_args.disable_overlap_schedule = True
+        # sliding-window layers are masked; a pool that drops what lies outside their window is not supported
+        server_args.disable_hybrid_swa_memory = True
         # an idle scheduler would spin on a core that other processes of the machine could use
         server_args.sleep_on_idle = True
         # read by the OpenMP runtime of the worker processes, which start after this
