@@ -42,10 +42,11 @@ def measure(
                 check_fits(side, context, batch, sizes)
     rows = []
     for context in contexts:
-        prompts = bench_prompts(builder, context, max(batches), sizes.config)
+        prompts = bench_prompts(builder, context, max(*batches, repeats), sizes.config)
         for batch in batches:
             cell = f"{context:,} tokens, batch {batch}"
-            runs = _interleaved(sides, prompts[:batch], repeats, cell, update)
+            groups = [_group(prompts, batch, repeat) for repeat in range(repeats)]
+            runs = _interleaved(sides, groups, cell, update)
             target = next((done for side, done in runs if side.method == "target"), [])
             rows += [make_row(side.method, side.weights, context, batch, done, target) for side, done in runs]
     facts = {
@@ -60,22 +61,28 @@ def measure(
 
 def _interleaved(
     sides: Sequence[Side],
-    prompts: Sequence[BenchPrompt],
-    repeats: int,
+    groups: Sequence[Sequence[BenchPrompt]],
     cell: str,
     update: Callable[[str], None],
 ) -> list[tuple[Side, list[Run]]]:
-    """Runs by method. One unrecorded run each comes first: it fills the prefix cache."""
+    """Runs by method, one per group of prompts. An unrecorded run of each comes first: it fills the prefix cache."""
+    distinct = {id(group[0]): group for group in groups}
     for side in sides:
         update(f"{cell}: {side.name}, warm-up")
-        side.run(prompts)
+        for group in distinct.values():
+            side.run(group)
     runs: list[tuple[Side, list[Run]]] = [(side, []) for side in sides]
-    for repeat in range(repeats):
+    for repeat, group in enumerate(groups):
         first = repeat % len(sides)  # so that no method always runs after the same other one
         for side, done in [*runs[first:], *runs[:first]]:
-            update(f"{cell}: {side.name}, {repeat + 1} of {repeats}")
-            done.append(side.run(prompts))
+            update(f"{cell}: {side.name}, {repeat + 1} of {len(groups)}")
+            done.append(side.run(group))
     return runs
+
+
+def _group(prompts: Sequence[BenchPrompt], batch: int, repeat: int) -> list[BenchPrompt]:
+    """The prompts of one repeat: each takes the next ``batch`` ones, so that no single text decides a cell."""
+    return [prompts[(repeat * batch + member) % len(prompts)] for member in range(batch)]
 
 
 def drafting_config(info: ServerInfo, given: dict[str, Any]) -> RapidConfig:

@@ -44,7 +44,7 @@ examples:
 
 Every cell (context x batch) is warmed up, so its prompts lie in the prefix cache, then measured
 --repeats times with the methods taking turns; the report shows medians. Prompts are different
-parts of Python's language reference under the model's chat template. A table goes to stdout and,
+parts of Python's language reference under the model's chat template, other ones in each repeat. A table goes to stdout and,
 last, one JSON line {"environment": ..., "rows": [...]} with one row per method and cell:
 
   ms_per_token       decode time per token of one request, prefill left out. Measured from the moment
