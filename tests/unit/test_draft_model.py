@@ -15,7 +15,9 @@ def test_own_tokenizer_is_accepted():
 
 
 def test_another_vocabulary():
-    with pytest.raises(ValueError, match=r"vocabulary \(30522 tokens\) is not the target's \(49152\).*same family"):
+    with pytest.raises(
+        ValueError, match=r"vocabulary \(30522 tokens\) is not the target's \(49152\).*same family"
+    ):
         check_draft_model(str(embedded_embedder_path()), str(embedded_model_path()))
 
 
