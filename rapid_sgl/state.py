@@ -33,6 +33,10 @@ class RequestState:
     drafter: str  # view, rag or off
     reason: str  # why that drafter
 
+    def is_first(self, req: Any) -> bool:
+        """Whether the next step may go undrafted, because it is the first one and nothing is transferred."""
+        return len(req.output_ids) == 1 and self.law.transfer is Transfer.NONE
+
     def meta_info(self) -> dict[str, Any]:
         """What the response's ``meta_info`` says of the request."""
         info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}

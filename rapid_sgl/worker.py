@@ -53,6 +53,8 @@ class RapidWorker(BaseSpecWorker):
         self.config = server_defaults()
         self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
         self.stats = StepStats()
+        # On a CPU the processes that bring the first token to the client share the cores with the next step.
+        self._short_first_step = self.runner.device == "cpu"
         self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
         logger.info("RAPID defaults: %s", self.config)
 
@@ -195,7 +197,7 @@ class RapidWorker(BaseSpecWorker):
 
     def _draft_length(self, req: Any, state: RequestState) -> int:
         """Drafts worth verifying: none without a row that is ready, none past the answer's token limit."""
-        if state.row is None:
+        if state.row is None or (self._short_first_step and state.is_first(req)):
             return 0
         remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
         length = max(0, min(state.options.config.draft_length, remaining - 1))
