@@ -34,6 +34,8 @@ test: env ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/pytest
 
 lint: env ## lint, formatting and types
+	@# pytest refuses two test files of one name
+	@! find tests -name 'test_*.py' -exec basename {} \; | sort | uniq -d | grep . || { echo "rename it" >&2; exit 1; }
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -23,6 +23,7 @@ DRAFTERS = ("view", "rag", "auto", "off")
 DRAFTER_WEIGHTS = ("same", "int8", "fp8", "int4")
 TRANSFERS = ("none", "mixture", "logits", "distill")
 RESIDUALS = ("exact", "paper")
+AUTO_SPANS = ("off", "bm25", "dense", "hybrid")
 SCHEDULES = ("constant", "linear", "confidence", "retrieval")
 # A preset fills in what was not set beside it.
 PRESETS: dict[str, dict[str, Any]] = {
@@ -95,6 +96,22 @@ class RapidConfig:
     )
     draft_prefill: int = _option(
         128, "tokens of draft prompts that one scheduler step may prefill", low=1, per_request=False
+    )
+    auto_spans: str = _option(
+        "off",
+        "choose spans for long prompts that bring none, by words, by meaning or both; off: draft them from head "
+        "and recent window",
+        choices=AUTO_SPANS,
+        per_request=False,
+    )
+    auto_threshold: int = _option(
+        2048, "prompts of up to this many tokens get no spans chosen for them", low=0, per_request=False
+    )
+    auto_deadline: float = _option(
+        0.5,
+        "seconds that a request waits for its spans before it goes on without; 0: not at all",
+        low=0.0,
+        per_request=False,
     )
 
     def __post_init__(self) -> None:

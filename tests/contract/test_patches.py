@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from rapid_sgl.server_patches import (
+    auto_spans,
     fused_linear,
     kv_release,
     meta_info,
@@ -19,6 +20,9 @@ from rapid_sgl.server_patches import (
 )
 
 TARGETS = [
+    ("auto_spans", auto_spans.ONE_TARGET),
+    ("auto_spans", auto_spans.BATCH_TARGET),
+    ("auto_spans", auto_spans.RESPONSE_TARGET),
     ("fused_linear", fused_linear.LINEAR_TARGET),
     ("fused_linear", fused_linear.HEAD_TARGET),
     ("kv_release", kv_release.TARGET),
@@ -66,6 +70,31 @@ def test_signatures():
         "index",
     ]
     assert parameters(request_check.TARGET)[:4] == ["self", "obj", "input_text", "input_ids"]
+    assert parameters(auto_spans.ONE_TARGET) == ["self", "tokenized_obj"]
+    assert parameters(auto_spans.BATCH_TARGET) == ["self", "tokenized_objs"]
+    assert inspect.iscoroutinefunction(original(auto_spans.ONE_TARGET))
+    assert inspect.iscoroutinefunction(original(auto_spans.BATCH_TARGET))
+
+
+def test_what_auto_spans_reads_and_writes():
+    """Fields of the request on its way to the scheduler, and of the state that its client waits on."""
+    from dataclasses import fields
+
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.managers.tokenizer_manager import ReqState, TokenizerManager
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    request = {"rid", "input_ids", "input_embeds", "mm_inputs", "session_params", "lora_id"}
+    assert request | {"sampling_params", "extra_key", "cache_salt"} <= set(
+        TokenizedGenerateReqInput.__struct_fields__
+    )
+    assert {"custom_params", "max_new_tokens"} <= set(SamplingParams.__struct_fields__)
+    assert {"abort_sent", "obj"} <= {field.name for field in fields(ReqState)}
+    assert parameters(f"{auto_spans.MANAGER}.abort_request")[:2] == ["self", "rid"]
+    # every request goes to the scheduler through the two patched methods
+    source = inspect.getsource(inspect.unwrap(TokenizerManager._handle_batch_request))
+    source += inspect.getsource(inspect.unwrap(TokenizerManager.generate_request))
+    assert source.count("_dispatch_to_scheduler(") == 0 and source.count("self._send_") >= 5
 
 
 def test_row_writer_writes_what_the_kernel_would():

@@ -5,7 +5,9 @@ One lives to the end; the others serve one module each, so that at most two are 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from rapid_sgl.client import Server
+from rapid_sgl.http_client import ServerError
 from rapid_sgl.models import embedded_model_path
 
 # a leak makes SGLang's strict idle check raise; a crash leaves a traceback
@@ -28,7 +31,11 @@ def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
     log = tmp / "server.log"
     with Server.start(args, env=STRICT, log_path=log, **options) as server:
         yield server
-        server.client.flush_cache()
+        for _ in range(20):  # refused while the scheduler still lets go of the last request
+            with contextlib.suppress(ServerError):
+                server.client.flush_cache()
+                break
+            time.sleep(0.5)
         assert server.alive, f"the server ended during the tests:\n{server.log_tail()}"
     alarms = [line for line in log.read_text(errors="replace").splitlines() if ALARMS.search(line)]
     assert not alarms, "\n".join(alarms[:20])
