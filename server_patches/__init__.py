@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
+PATCHES = (
+    "auto_spans",
+    "fused_linear",
+    "kv_release",
+    "meta_info",
+    "request_check",
+    "row_writer",
+    "seeded_hash",
+    "server_info",
+)
+
 
 def register() -> None:
     """Register every hook with SGLang's ``HookRegistry``."""
-    from rapid_sgl.server_patches import (
-        auto_spans,
-        fused_linear,
-        kv_release,
-        meta_info,
-        request_check,
-        row_writer,
-        seeded_hash,
-        server_info,
-    )
-
-    for patch in (
-        auto_spans,
-        fused_linear,
-        kv_release,
-        meta_info,
-        request_check,
-        row_writer,
-        seeded_hash,
-        server_info,
-    ):
-        patch.register()
+    for name in PATCHES:
+        import_module(f"{__name__}.{name}").register()

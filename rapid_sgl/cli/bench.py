@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import signal
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rapid_sgl.bench import DRAFTING, METHODS
 from rapid_sgl.cli import options
-from rapid_sgl.cli.numbers import at_least, int_list
+from rapid_sgl.cli.numbers import at_least, int_list, name_list
 from rapid_sgl.config import DRAFTER_WEIGHTS, RapidConfig, RapidOptionError
 
 if TYPE_CHECKING:
@@ -189,16 +188,6 @@ def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace,
     return args, server_args
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in known:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} names a method twice")
-    return names
-
-
 def _parser() -> options.Parser:
     parser = options.Parser(
         prog="rapid-sgl bench",
@@ -216,14 +205,14 @@ def _parser() -> options.Parser:
     add("--batch", type=int_list, default=[1, 8], metavar="N,N", help="requests at once (default: 1,8)")
     add(
         "--methods",
-        type=functools.partial(_names, known=METHODS),
+        type=name_list(METHODS, "method"),
         default=["target", "view"],
         metavar="M,M",
         help="(default: target,view)",
     )
     add(
         "--drafter-weights",
-        type=functools.partial(_names, known=DRAFTER_WEIGHTS),
+        type=name_list(DRAFTER_WEIGHTS, "kind of weights"),
         default=["same"],
         metavar="W,W",
         help="what view and rag draft with, each measured: same and one of int8, fp8, int4 (default: same)",

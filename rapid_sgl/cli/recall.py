@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rapid_sgl.cli import options, retrieval_options
-from rapid_sgl.cli.numbers import at_least, int_list
+from rapid_sgl.cli.numbers import at_least, int_list, name_list
 
 if TYPE_CHECKING:
     from rapid_sgl.cli.progress import Status
@@ -158,16 +158,6 @@ def _scorers(args: argparse.Namespace) -> dict[str, RetrievalOptions]:
     return scorers
 
 
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in SCORERS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(SCORERS)}")
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} names a scorer twice")
-    return names
-
-
 def _share(text: str) -> float:
     try:
         value = float(text)
@@ -203,7 +193,7 @@ def _parser() -> options.Parser:
     )
     add(
         "--scorers",
-        type=_names,
+        type=name_list(SCORERS, "scorer"),
         default=list(SCORERS),
         metavar="S,S",
         help=f"(default: {','.join(SCORERS)})",

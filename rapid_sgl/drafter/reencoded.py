@@ -27,6 +27,7 @@ class ReencodedRow:
         self.prompt = key.token_ids
         self.tokens: list[int] = []
         self.held = self.allocated = 0
+        self.agreed = 0  # generated tokens that are known to be committed ones; these never change
         self.lock: Any = None
         self.opened = self.stored = False
         self.cached = 0  # prompt tokens that the tree had
@@ -34,13 +35,12 @@ class ReencodedRow:
     def sync(self, output_ids: Sequence[int]) -> None:
         """Drop rejected drafts; what stays is a prefix of prompt + ``output_ids``, its last token excluded."""
         first = len(self.prompt)
-        committed = output_ids[:-1]
-        fed = self.tokens[first:]
-        agreed = next(
+        fed, committed = self.tokens[first + self.agreed :], output_ids[self.agreed : -1]
+        self.agreed += next(
             (i for i, (a, b) in enumerate(zip(fed, committed, strict=False)) if a != b),
             min(len(fed), len(committed)),
         )
-        del self.tokens[first + agreed :]
+        del self.tokens[first + self.agreed :]
 
     def missing(self, output_ids: Sequence[int]) -> list[int]:
         """Committed tokens without keys and values, the last one included; ``sync`` comes first."""
@@ -117,7 +117,7 @@ class Reencoder:
         if row.allocated > row.held:
             self.space.allocator.free(self.slots(row, row.held, row.allocated - row.held))
         self.space.unlock(row.lock)
-        row.held, row.allocated, row.lock, row.tokens, row.opened = 0, 0, None, [], False
+        row.held, row.allocated, row.lock, row.tokens, row.opened, row.agreed = 0, 0, None, [], False, 0
 
     def _open(self, row: ReencodedRow) -> None:
         if row.opened:
