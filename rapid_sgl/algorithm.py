@@ -10,7 +10,7 @@ from typing import Any
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
-from rapid_sgl.config import RapidConfig, RapidOptionError, env_name
+from rapid_sgl.config import AUTO, RapidConfig, RapidOptionError, env_name
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,10 @@ def validate_server_args(server_args: Any) -> None:
     Raises:
         ValueError: a server option conflicts with RAPID; the text names it and the fix.
     """
+    from rapid_sgl.auto import check_auto
+
     config = RapidConfig.from_env()
+    check_auto(config)
     for flag, value, fix in (
         ("--page-size", (server_args.page_size or 1) > 1, "use --page-size 1: draft rows pick single tokens"),
         ("--enable-dp-attention", server_args.enable_dp_attention, "serve replicas with --dp-size instead"),
@@ -93,12 +96,12 @@ def validate_server_args(server_args: Any) -> None:
         if value:
             raise ValueError(f"{flag} is not supported with --speculative-algorithm {NAME}; {fix}")
     if server_args.speculative_num_draft_tokens is None:
-        server_args.speculative_num_draft_tokens = config.draft_length + 1
+        server_args.speculative_num_draft_tokens = config.reserved_length + 1
     reserved = server_args.speculative_num_draft_tokens - 1
-    if config.draft_length > reserved:
+    if config.draft_length != AUTO and int(config.draft_length) > reserved:
         raise RapidOptionError(
             f"rapid_draft_length={config.draft_length} needs --speculative-num-draft-tokens "
-            f"{config.draft_length + 1} or more, got {reserved + 1}"
+            f"{int(config.draft_length) + 1} or more, got {reserved + 1}"
         )
     if server_args.speculative_draft_model_path:
         _check_draft_model(server_args, config)

@@ -25,6 +25,10 @@ TRANSFERS = ("none", "mixture", "logits", "distill")
 RESIDUALS = ("exact", "paper")
 AUTO_SPANS = ("off", "bm25", "dense", "hybrid")
 SCHEDULES = ("constant", "linear", "confidence", "retrieval")
+COPIES = ("on", "off")
+AUTO = "auto"
+# Drafts per pass that `auto` may go up to: RAPID's own gamma. Every running request holds twice as many KV slots.
+AUTO_MAX_DRAFT_LENGTH = 10
 # A preset fills in what was not set beside it.
 PRESETS: dict[str, dict[str, Any]] = {
     "lossless": {"transfer": "none"},
@@ -45,8 +49,19 @@ def _option(
     low: float = -math.inf,
     high: float = math.inf,
     per_request: bool = True,
+    kind: type | None = None,
+    word: str = "",
 ) -> Any:
-    metadata = {"help": text, "choices": choices, "low": low, "high": high, "per_request": per_request}
+    """``kind``: type of the value, the default's unless given; ``word``: a text that stands for no value of it."""
+    metadata = {
+        "help": text,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "per_request": per_request,
+        "kind": kind or type(default),
+        "word": word,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -68,7 +83,35 @@ class RapidConfig:
     drafter_weights: str = _option(
         "same", "draft with the served weights, or with a quantised twin of them", choices=DRAFTER_WEIGHTS
     )
-    draft_length: int = _option(4, "draft tokens per target pass (gamma)", low=1, high=32)
+    draft_length: int | str = _option(
+        AUTO,
+        "draft tokens per target pass (gamma), or auto: as many as the measured costs and acceptance say, none "
+        "where drafting would not pay",
+        low=1,
+        high=32,
+        kind=int,
+        word=AUTO,
+    )
+    max_draft_length: int = _option(
+        0,
+        "drafts per target pass that KV slots are kept for; 0: the server's draft length, "
+        f"{AUTO_MAX_DRAFT_LENGTH} with auto",
+        low=0,
+        high=32,
+        per_request=False,
+    )
+    copy: str = _option(
+        "on",
+        "draft by copying what followed the same words in the prompt or the answer; costs no draft pass",
+        choices=COPIES,
+    )
+    stop_below: float = _option(
+        0.0,
+        "end a chain at a draft that the drafter itself gives less than this probability; 0: never. With draft "
+        "length auto the server stops by what it has measured as well",
+        low=0.0,
+        high=1.0,
+    )
     budget: int = _option(1024, "prompt tokens in a draft row: head + spans + recent", low=1)
     head: int = _option(64, "first prompt tokens that a view always keeps", low=0)
     recent: int = _option(512, "last prompt tokens that a view always keeps", low=0)
@@ -113,6 +156,28 @@ class RapidConfig:
         low=0.0,
         per_request=False,
     )
+    store: str = _option(
+        "",
+        "where auto_spans keeps chunk vectors: a folder, or http://HOST:PORT of a Chroma server; empty: in memory",
+        per_request=False,
+    )
+    embedder: str = _option(
+        "",
+        "embedding model of auto_spans, a folder or hub id of sentence-transformers; empty: the embedded one",
+        per_request=False,
+    )
+    min_recall: float = _option(
+        0.0,
+        "auto_spans chooses none for prompt lengths at which its measured recall is lower; 0: never mind",
+        low=0.0,
+        high=1.0,
+        per_request=False,
+    )
+    recall_report: str = _option(
+        "",
+        "what `rapid-sgl recall --save` has written, for min_recall; empty: recall.json in the store's folder",
+        per_request=False,
+    )
 
     def __post_init__(self) -> None:
         for spec in fields(self):
@@ -123,6 +188,14 @@ class RapidConfig:
                 f"rapid_head={self.head} plus rapid_recent={self.recent} exceeds rapid_budget={self.budget}; "
                 "raise the budget or lower one of the windows"
             )
+
+    @property
+    def reserved_length(self) -> int:
+        """Drafts per target pass that a server with this config keeps KV slots for."""
+        fixed = AUTO_MAX_DRAFT_LENGTH if self.draft_length == AUTO else int(self.draft_length)
+        return (
+            max(self.max_draft_length, fixed) if self.draft_length != AUTO else self.max_draft_length or fixed
+        )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> RapidConfig:
@@ -204,19 +277,24 @@ def flag_name(field_name: str) -> str:
 
 def parse_text(field_name: str, text: str) -> Any:
     """A flag's or variable's text as the field's type; the range is checked by ``RapidConfig`` itself."""
-    kind = type(getattr(RapidConfig, field_name))
+    spec = next(spec for spec in fields(RapidConfig) if spec.name == field_name)
+    kind, word = spec.metadata["kind"], spec.metadata["word"]
+    if word and text == word:
+        return word
     try:
         return kind(text)
     except ValueError as error:
-        raise RapidOptionError(f"{env_name(field_name)}={text!r} is not {_article(kind)}") from error
+        raise RapidOptionError(f"{env_name(field_name)}={text!r} is not {_described(kind, word)}") from error
 
 
 def _check(spec: Any, value: Any, name: str) -> Any:
-    kind = type(spec.default)
+    kind, word = spec.metadata["kind"], spec.metadata["word"]
+    if word and value == word:
+        return value
     if kind is float and type(value) is int:
         value = float(value)
     if type(value) is not kind:
-        raise RapidOptionError(f"{name}={value!r} is {_article(type(value))}, not {_article(kind)}")
+        raise RapidOptionError(f"{name}={value!r} is {_article(type(value))}, not {_described(kind, word)}")
     choices, low, high = (spec.metadata[key] for key in ("choices", "low", "high"))
     if choices and value not in choices:
         raise RapidOptionError(f"{name}={value!r} is not one of {', '.join(choices)}")
@@ -224,6 +302,10 @@ def _check(spec: Any, value: Any, name: str) -> Any:
         bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise RapidOptionError(f"{name}={value!r} is out of range; use {_article(kind)} {bounds}")
     return value
+
+
+def _described(kind: type, word: str) -> str:
+    return f"{_article(kind)} or {word!r}" if word else _article(kind)
 
 
 def _article(kind: type) -> str:

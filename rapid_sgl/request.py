@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from rapid_sgl.config import PRESET_KEY, REQUEST_KEYS, WIRE_PREFIX, RapidConfig, RapidOptionError
+from rapid_sgl.config import AUTO, PRESET_KEY, REQUEST_KEYS, WIRE_PREFIX, RapidConfig, RapidOptionError
 
 SPANS_KEY, DRAFT_PROMPT_KEY, DRAFT_IDS_KEY = REQUEST_KEYS
 
@@ -61,11 +61,14 @@ def parse_options(
     config = defaults.with_wire(given)
     if PRESET_KEY in given and "rapid_draft_length" not in given:
         # the preset's length is a wish; what the server reserves slots for is a fact
-        config = replace(config, draft_length=min(config.draft_length, limits.max_draft_length))
-    if config.draft_length > limits.max_draft_length:
+        length = config.draft_length
+        config = replace(
+            config, draft_length=length if length == AUTO else min(int(length), limits.max_draft_length)
+        )
+    if config.draft_length != AUTO and int(config.draft_length) > limits.max_draft_length:
         raise RapidOptionError(
             f"rapid_draft_length={config.draft_length} exceeds the server's {limits.max_draft_length}; "
-            "lower it or start the server with a larger --rapid-draft-length"
+            "lower it or start the server with a larger --rapid-max-draft-length"
         )
     if given.get("rapid_schedule") == "retrieval" and "rapid_score" not in given:
         raise RapidOptionError(

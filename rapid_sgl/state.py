@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from rapid_sgl.config import RapidConfig
+from rapid_sgl.control.pace import RequestPace
 from rapid_sgl.drafter.choice import Abilities, choose
+from rapid_sgl.drafter.copies import CopySource
 from rapid_sgl.drafter.rag import DraftRow
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
 from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
@@ -30,8 +33,10 @@ class RequestState:
     penalties: Penalties
     seed: int  # int64; of the request, or derived from its id
     row: DraftRow | None  # None: the request decodes without drafts
-    drafter: str  # view, rag or off
+    drafter: str  # view, rag, copy or off
     reason: str  # why that drafter
+    pace: RequestPace
+    source: CopySource | None  # None: the request copies nothing
 
     def is_first(self, req: Any) -> bool:
         """Whether the next step may go undrafted, because it is the first one and nothing is transferred."""
@@ -40,6 +45,8 @@ class RequestState:
     def meta_info(self) -> dict[str, Any]:
         """What the response's ``meta_info`` says of the request."""
         info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}
+        if self.source is not None:
+            info["rapid_copied_tokens"] = self.pace.copied
         if isinstance(self.row, ReencodedRow):
             info["rapid_draft_prompt_tokens"] = len(self.row.prompt)
             info["rapid_draft_cached_tokens"] = self.row.cached
@@ -69,6 +76,7 @@ class RequestTable:
         self.max_draft_length, self.abilities = max_draft_length, abilities
         self.undrafted: Counter[str] = Counter()  # requests that are not drafted, by reason
         self._states: dict[str, RequestState] = {}
+        self._indexing = ThreadPoolExecutor(1, "rapid-copy-index")
 
     def __len__(self) -> int:
         return len(self._states)
@@ -80,7 +88,7 @@ class RequestTable:
             self.release(req.rid)
             state = self._states[req.rid] = self._build(req)
             req.rapid_meta_info = state.meta_info
-            if state.row is None:
+            if state.drafter == "off":
                 self.undrafted[state.reason] += 1
         return state
 
@@ -98,15 +106,27 @@ class RequestTable:
         limits = Limits(len(req.origin_input_ids), self.max_draft_length)
         options = parse_options(params.custom_params, self.defaults, limits)
         drafter, reason = choose(options, limits.prompt_len, self.abilities, lora=req.lora_id is not None)
+        row = self._row(req, drafter, options)
+        source = self._copy_source(req, drafter, reason, options)
         return RequestState(
             options,
             law_row(params, options.config),
             penalties_of(req),
             _seed(req),
-            self._row(req, drafter, options),
-            drafter,
+            row,
+            "copy" if row is None and source is not None else drafter,
             reason,
+            RequestPace(),
+            source,
         )
+
+    def _copy_source(self, req: Any, drafter: str, reason: str, options: RequestOptions) -> CopySource | None:
+        """Where the request copies from. Nowhere under a transfer: a copy has no draft law to transfer from."""
+        config = options.config
+        unwanted = drafter == "off" and reason == "requested"
+        if unwanted or config.copy == "off" or config.transfer != "none":
+            return None
+        return CopySource(req.origin_input_ids, options.spans, self._indexing)
 
     def _row(self, req: Any, drafter: str, options: RequestOptions) -> DraftRow | None:
         if drafter == "off":

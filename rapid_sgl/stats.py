@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 
 class StepStats:
     """Totals since start, kept apart for steps that drafted and steps that did not."""
@@ -34,7 +32,13 @@ class StepStats:
 class _Step:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.requests = self.proposed = self.accepted = self.longest = 0
+        self.requests = self.proposed = self.accepted = self.passes = 0
+        self.copied = self.copies_accepted = 0
+
+    @property
+    def other_s(self) -> float:
+        """Seconds of a finished step that neither drafting nor draft prefill took."""
+        return self.seconds["step"] - self.seconds["draft"] - self.seconds["encode"]
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -42,17 +46,25 @@ class _Step:
         yield
         self.seconds[phase] = time.perf_counter() - start
 
-    def count(self, chains: Sequence[Sequence[int]], accepted: torch.Tensor) -> None:
-        """``accepted``: int64 [bs], drafts committed per request."""
+    def count(self, chains: Sequence[Sequence[int]], accepted: Sequence[int], copied: Sequence[int]) -> None:
+        """File the chains of one step.
+
+        Args:
+            accepted: drafts committed per request.
+            copied: above 0 where a request's chain is a copy.
+        """
         self.requests = len(chains)
-        self.proposed = sum(map(len, chains))
-        self.longest = max(map(len, chains))
-        self.accepted = int(accepted.sum())
+        lengths = [len(chain) for chain in chains]
+        self.proposed, self.accepted = sum(lengths), sum(accepted)
+        self.passes = max(0 if copy else length for length, copy in zip(lengths, copied, strict=True))
+        self.copied = sum(length for length, copy in zip(lengths, copied, strict=True) if copy)
+        self.copies_accepted = sum(count for count, copy in zip(accepted, copied, strict=True) if copy)
 
 
 class _Totals:
     def __init__(self) -> None:
         self.steps = self.requests = self.proposed = self.accepted = self.draft_passes = 0
+        self.copied = self.copies_accepted = 0  # of proposed and accepted
         self.encode_s = self.draft_s = self.verify_s = self.step_s = 0.0
 
     def add(self, step: _Step) -> None:
@@ -60,7 +72,9 @@ class _Totals:
         self.requests += step.requests
         self.proposed += step.proposed
         self.accepted += step.accepted
-        self.draft_passes += step.longest
+        self.draft_passes += step.passes
+        self.copied += step.copied
+        self.copies_accepted += step.copies_accepted
         self.encode_s += step.seconds["encode"]
         self.draft_s += step.seconds["draft"]
         self.verify_s += step.seconds["verify"]

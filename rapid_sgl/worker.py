@@ -18,9 +18,12 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from rapid_sgl.algorithm import server_defaults
+from rapid_sgl.control.pace import Pace
+from rapid_sgl.control.plan import Plan
 from rapid_sgl.drafter.build import DraftSide
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.drafter.reencoded import ReencodedRow
+from rapid_sgl.offers import Offers, collect
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import StepStats
@@ -53,6 +56,7 @@ class RapidWorker(BaseSpecWorker):
         self.config = server_defaults()
         self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
         self.stats = StepStats()
+        self.pace = Pace(self.speculative_num_draft_tokens - 1)
         # On a CPU the processes that bring the first token to the client share the cores with the next step.
         self._short_first_step = self.runner.device == "cpu"
         self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
@@ -107,6 +111,7 @@ class RapidWorker(BaseSpecWorker):
         return {
             "config": vars(self.config),
             **self.stats.snapshot(),
+            "pace": self.pace.snapshot(),
             "undrafted": dict(self.requests.undrafted),
             "running": len(self.requests),
             "draft_kv": self.reencoder.snapshot() if self.reencoder else None,
@@ -127,11 +132,13 @@ class RapidWorker(BaseSpecWorker):
             rules = LogitRules(batch, [state.penalties for state in states])
             with step.timed("encode"):
                 self._encode(batch, states)
-            lengths = [self._draft_length(req, state) for req, state in zip(batch.reqs, states, strict=True)]
-            noise = self._noise(batch, states, max(lengths))
-
+            offers = collect(
+                batch, states, self.reencoder, self.pace.length, short_first_step=self._short_first_step
+            )
+            plan = self.pace.plan(offers.candidates)
+            noise = self._noise(batch, states, plan.longest)
             with step.timed("draft"):
-                drafts = self._draft(batch, states, lengths, law, rules, noise)
+                drafts = self._draft(batch, states, offers, plan, law, rules, noise)
             tokens = _verify_tokens(batch, drafts)
             with step.timed("verify"):
                 output = self._target_logits(batch, tokens)
@@ -147,7 +154,11 @@ class RapidWorker(BaseSpecWorker):
                 _generated(batch) if law.any_fading else None,
             )
             result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
-            step.count(drafts.chains, verdict.accept_lens)
+            accepted = verdict.accept_lens.tolist()
+            step.count(drafts.chains, accepted, plan.copied)
+        self.pace.observe(
+            offers.candidates, plan, drafts, accepted, draft_s=step.seconds["draft"], other_s=step.other_s
+        )
         return result
 
     def _prefill(
@@ -175,16 +186,26 @@ class RapidWorker(BaseSpecWorker):
         self,
         batch: Any,
         states: list[RequestState],
-        lengths: list[int],
+        offers: Offers,
+        plan: Plan,
         law: Law,
         rules: LogitRules,
         noise: torch.Tensor,
     ) -> Drafts:
-        if not any(lengths):
+        if not plan.longest:
             empty = torch.empty(len(states), 0, self.runner.model_config.vocab_size, device=noise.device)
-            return Drafts([[] for _ in states], w=empty, q=empty)
+            nothing: list[list] = [[] for _ in states]
+            return Drafts(nothing, w=empty, q=empty, passes=[], confidence=nothing)
+        copies = [tokens[:count] for tokens, count in zip(offers.copies, plan.copied, strict=True)]
         return self.drafter.draft(
-            batch, [state.row for state in states], lengths, law, rules, noise[..., DRAFT]
+            batch,
+            [state.row for state in states],
+            plan.model,
+            copies,
+            law,
+            rules,
+            noise[:, : plan.longest, DRAFT],
+            self.pace.stop(offers.candidates, plan),
         )
 
     def _encode(self, batch: Any, states: list[RequestState]) -> None:
@@ -194,17 +215,6 @@ class RapidWorker(BaseSpecWorker):
             self.reencoder.advance(
                 [(state.row, req.output_ids) for req, state in rows if isinstance(state.row, ReencodedRow)]
             )
-
-    def _draft_length(self, req: Any, state: RequestState) -> int:
-        """Drafts worth verifying: none without a row that is ready, none past the answer's token limit."""
-        if state.row is None or (self._short_first_step and state.is_first(req)):
-            return 0
-        remaining = req.sampling_params.max_new_tokens - len(req.output_ids)
-        length = max(0, min(state.options.config.draft_length, remaining - 1))
-        if length and isinstance(state.row, ReencodedRow):
-            assert self.reencoder is not None
-            return self.reencoder.ready(state.row, req.output_ids, length)
-        return length
 
     def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:
         """The verify pass: target logits for every token of every chain (``LogitsProcessorOutput``)."""

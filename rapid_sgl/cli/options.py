@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from typing import Any, NoReturn
 
@@ -40,16 +40,24 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
         flag_name("preset"), dest=_dest("preset"), choices=list(PRESETS), help="set several at once"
     )
     for spec in fields(RapidConfig):
-        kind = type(spec.default)
+        kind, word = spec.metadata["kind"], spec.metadata["word"]
         choices = spec.metadata["choices"] or None
         group.add_argument(
             flag_name(spec.name),
             dest=_dest(spec.name),
-            type=kind,
+            type=_number_or(kind, word) if word else kind,
             choices=choices,
-            metavar=None if choices else {int: "N", float: "X"}.get(kind, "TEXT"),
+            metavar=None if choices else {int: "N", float: "X"}.get(kind, "TEXT") + (f"|{word}" if word else ""),
             help=f"{spec.metadata['help']} (default: {spec.default})".replace("%", "%%"),
         )
+
+
+def _number_or(kind: type, word: str) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        return word if text == word else kind(text)
+
+    parse.__name__ = f"{kind.__name__} or {word}"  # argparse names it in its error
+    return parse
 
 
 def given_rapid_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from rapid_sgl.cli import options
 from rapid_sgl.cli.model import prepared_path
-from rapid_sgl.config import RapidOptionError, env_name
+from rapid_sgl.config import RapidConfig, RapidOptionError, env_name
 from rapid_sgl.models import ModelError, embedded_checkpoint, offline_env
 
 DESCRIPTION = """\
@@ -22,6 +22,9 @@ examples:
   curl localhost:30000/v1/chat/completions -H 'Content-Type: application/json' -d \\
     '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
 """
+
+# Those that name something which may not be there.
+AUTO_OPTIONS = ("auto_spans", "store", "embedder", "min_recall", "recall_report")
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -46,6 +49,10 @@ def plan(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     given = options.given_rapid_options(args)
     try:
         config = options.rapid_config(given)
+        if any(getattr(config, name) != getattr(RapidConfig, name) for name in AUTO_OPTIONS):
+            from rapid_sgl.auto import check_auto  # brings numpy, which no other server needs here
+
+            check_auto(config)
     except RapidOptionError as error:
         parser.error(str(error))
     command = [sys.executable, "-m", "sglang.launch_server"]
@@ -64,7 +71,7 @@ def plan(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     if (algorithm or "RAPID").upper() == "RAPID" and not options.has_flag(
         extra, "--speculative-num-draft-tokens"
     ):
-        command += ["--speculative-num-draft-tokens", str(config.draft_length + 1)]
+        command += ["--speculative-num-draft-tokens", str(config.reserved_length + 1)]
     env = config.to_env()
     if "draft_tokens" not in given:
         env.pop(env_name("draft_tokens"))  # unless it was asked for, the server decides by device

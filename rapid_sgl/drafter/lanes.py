@@ -27,6 +27,7 @@ class ViewLane:
     def __init__(self, passes: DraftPasses, rows: DraftRows, batch: Any, views: dict[int, View], width: int):
         self.passes = passes
         self.members = list(views)
+        self.key = ("view", next(iter(views.values())).weights)
         self.where = {b: i for i, b in enumerate(self.members)}
         self.device = batch.seq_lens.device
         index = torch.tensor(self.members, device=self.device)
@@ -35,6 +36,7 @@ class ViewLane:
         self.pool_idx = batch.req_pool_indices[index]
         self.seq_lens = batch.seq_lens[index]
         self.row_lens = self.seq_lens - shift
+        self.row_tokens = self.row_lens.tolist()
         self.slots = rows.extend(list(views.values()), self.seq_lens, width)
 
     def advance(self, rows: Sequence[int], chains: Sequence[list[int]], step: int) -> torch.Tensor:
@@ -53,6 +55,10 @@ class ViewLane:
             self.slots[pick, step],
         )
 
+    def tokens(self, rows: Sequence[int], step: int) -> int:
+        """Tokens that the pass of ``step`` reads, over all ``rows``."""
+        return sum(self.row_tokens[self.where[b]] + step + 1 for b in rows)
+
     def close(self, chains: Sequence[list[int]]) -> None:
         """Nothing to keep."""
 
@@ -62,7 +68,9 @@ class ReencodedLane:
 
     def __init__(self, reencoder: Reencoder, batch: Any, rows: dict[int, ReencodedRow]):
         self.reencoder, self.rows = reencoder, rows
-        self.passes = reencoder.passes[next(iter(rows.values())).weights]
+        weights = next(iter(rows.values())).weights
+        self.key = ("rag", weights)
+        self.passes = reencoder.passes[weights]
         self.device = batch.seq_lens.device
         self.todo = {b: row.missing(batch.reqs[b].output_ids) for b, row in rows.items()}
         self.start = {b: len(row.tokens) for b, row in rows.items()}
@@ -80,6 +88,10 @@ class ReencodedLane:
         ids = torch.tensor([chains[b][-1] if step else self.todo[b][-1] for b in rows], device=self.device)
         slots = self.reencoder.space.req_to_token[pool_idx, entry].to(torch.int64)
         return self.passes.decode(ids, entry, pool_idx, entry + 1, slots)
+
+    def tokens(self, rows: Sequence[int], step: int) -> int:
+        """As for views."""
+        return sum(self.start[b] + len(self.todo[b]) + step for b in rows)
 
     def close(self, chains: Sequence[list[int]]) -> None:
         """Note what the rows hold now; the last draft of a chain was never fed."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from rapid_sgl.control.pace import DraftPass
+from rapid_sgl.control.stop import ChainStop
 from rapid_sgl.drafter.lanes import ReencodedLane, ViewLane
 from rapid_sgl.drafter.passes import DraftPasses
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
@@ -22,9 +24,13 @@ DraftRow = View | ReencodedRow
 class Drafts:
     """Drafts of one step, for every request of the batch."""
 
-    chains: list[list[int]]  # per request; empty where it is not drafted
+    chains: list[list[int]]  # per request, copied or from a model; empty where it is not drafted
     w: torch.Tensor | None  # float [bs, n, vocab] draft logits; only when a transfer mixes logits
     q: torch.Tensor | None  # float [bs, n, vocab] draft laws; None when all are greedy without transfer
+    passes: list[DraftPass]  # that made them
+    confidence: list[
+        list[float]
+    ]  # drafts' own probabilities, of the first drafts of chains that may end early
 
     @property
     def width(self) -> int:
@@ -61,22 +67,28 @@ class RAGDrafter:
         batch: Any,
         rows: Sequence[DraftRow | None],
         lengths: Sequence[int],
+        copies: Sequence[Sequence[int]],
         law: Law,
         rules: LogitRules,
         uniforms: torch.Tensor,
+        stop: ChainStop | None = None,
     ) -> Drafts:
-        """Draft ``lengths[b]`` tokens for request b.
+        """Draft ``lengths[b]`` tokens for request b, or take its copy.
 
         Args:
             batch: SGLang's ``ScheduleBatch`` in decode mode.
             rows: one per request; read where ``lengths[b] > 0``.
-            lengths: drafts wanted per request, 0 for none.
+            lengths: model drafts wanted per request, 0 for none.
+            copies: copied tokens per request; used where ``lengths[b]`` is 0, as far as a grammar allows.
             law: one entry per request.
             rules: penalties, grammars and biases of this step.
             uniforms: float [bs, n], one per draft position.
+            stop: ends chains early.
         """
-        loop = _Loop(self._lanes(batch, rows, lengths), lengths, law, rules, uniforms, self.vocab_size)
+        lanes = self._lanes(batch, rows, lengths)
+        loop = _Loop(lanes, lengths, law, rules, uniforms, self.vocab_size, stop)
         try:
+            loop.copy(copies)
             for step in range(max(lengths)):
                 loop.advance(step)
         finally:
@@ -84,7 +96,7 @@ class RAGDrafter:
         # grammars may have ended every chain early
         width = max(map(len, loop.chains))
         w, q = (None if laws is None else laws[:, :width] for laws in (loop.w, loop.q))
-        return Drafts(loop.chains, w, q)
+        return Drafts(loop.chains, w, q, loop.passes, loop.confidence)
 
     def _lanes(
         self, batch: Any, rows: Sequence[DraftRow | None], lengths: Sequence[int]
@@ -115,16 +127,29 @@ class _Loop:
         rules: LogitRules,
         uniforms: torch.Tensor,
         vocab: int,
+        stop: ChainStop | None,
     ):
+        self.stop, self.passes = stop, list[DraftPass]()
         self.lanes, self.law, self.rules, self.uniforms = lanes, law, rules, uniforms
         self.walk = GrammarWalk(rules)
         self.open = list(lengths)
         self.chains: list[list[int]] = [[] for _ in lengths]
+        self.confidence: list[list[float]] = [[] for _ in lengths]
         self.members = [list(lane.members if isinstance(lane, ViewLane) else lane.rows) for lane in lanes]
-        shape, device = (len(lengths), max(lengths), vocab), uniforms.device
+        shape, device = (len(lengths), uniforms.shape[1], vocab), uniforms.device
         keep_q = law.any_sampled or law.any_transfer
         self.q = torch.empty(shape, device=device) if keep_q else None
         self.w = torch.empty(shape, device=device) if law.logits else None
+
+    def copy(self, copies: Sequence[Sequence[int]]) -> None:
+        """Chains of the requests that copy; their draft law is a point mass at each copied token."""
+        for b, tokens in enumerate(copies):
+            if not tokens or self.open[b]:
+                continue
+            self.chains[b] = chain = self.walk.follow(b, tokens)
+            if self.q is not None and chain:
+                self.q[b, : len(chain)] = 0
+                self.q[b, torch.arange(len(chain)), chain] = 1
 
     def advance(self, step: int) -> None:
         """Draft one more token for every request whose chain is still open."""
@@ -133,14 +158,34 @@ class _Loop:
             still = [b for b in members if self.open[b] > step]
             if still:
                 logits.append(lane.advance(still, self.chains, step))
+                self.passes.append(DraftPass(lane.key, len(still), lane.tokens(still, step)))
                 rows += still
         if not rows:
             return
         joined = logits[0] if len(logits) == 1 else torch.cat(logits)
         self.rules.apply_to_draft_(joined, rows, self.chains)
-        for b, token in zip(rows, self._choose(joined, rows, step).tolist(), strict=True):
+        chosen = self._choose(joined, rows, step)
+        for b, token in zip(rows, chosen.tolist(), strict=True):
             self.chains[b].append(token)
             if not self.walk.accept(b, token):
+                self.open[b] = 0
+        self._end_early(joined, chosen, rows, step)
+
+    def _end_early(self, logits: torch.Tensor, chosen: torch.Tensor, rows: list[int], step: int) -> None:
+        """Close the chains whose next draft would not be worth its pass."""
+        if self.stop is None or not any(self.open[b] > step + 1 for b in rows):
+            return
+        index = torch.tensor(rows, device=logits.device)
+        if self.q is not None:
+            probs = self.q[index, step, chosen]
+        else:
+            probs = (logits.gather(-1, chosen[:, None])[:, 0] - logits.logsumexp(-1)).exp()
+        for b, prob in zip(rows, probs.tolist(), strict=True):
+            self.confidence[b].append(prob)
+        still = [b for b in rows if self.open[b] > step + 1]
+        keep = self.stop.keep(step, still, [self.confidence[b][-1] for b in still])
+        for b, goes_on in zip(still, keep, strict=True):
+            if not goes_on:
                 self.open[b] = 0
 
     def close(self) -> None:

@@ -95,6 +95,7 @@ class GrammarWalk:
 
     def __init__(self, rules: LogitRules):
         self.grammars = rules.grammars
+        self.vocab_size = rules.info.vocab_size
         self.steps = dict.fromkeys(self.grammars, 0)
 
     def accept(self, row: int, token: int) -> bool:
@@ -106,7 +107,29 @@ class GrammarWalk:
         self.steps[row] += 1
         return not grammar.is_terminated()
 
+    def follow(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """Move request ``row`` over a copied chain; returns the part of it that the grammar allows."""
+        grammar = self.grammars.get(row)
+        if grammar is None:
+            return list(tokens)
+        taken: list[int] = []
+        for token in tokens:
+            if grammar.is_terminated() or not _allows(grammar, token, self.vocab_size):
+                break
+            taken.append(token)
+            self.accept(row, token)
+        return taken
+
     def rewind(self) -> None:
         for row, count in self.steps.items():
             if count:
                 self.grammars[row].rollback(count)
+
+
+def _allows(grammar: Any, token: int, vocab_size: int) -> bool:
+    """Whether a grammar (SGLang's ``BaseGrammarObject``) takes ``token`` next."""
+    mask = grammar.allocate_vocab_mask(vocab_size, 1, "cpu")
+    grammar.fill_vocab_mask(mask, 0)
+    row = torch.zeros(1, vocab_size)
+    grammar.apply_vocab_mask(row, mask)
+    return bool(row[0, token] == 0)

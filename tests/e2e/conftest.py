@@ -23,6 +23,10 @@ from rapid_sgl.models import embedded_model_path
 
 # a leak makes SGLang's strict idle check raise; a crash leaves a traceback
 ALARMS = re.compile(r"Traceback|memory leak|Scheduler hit an exception", re.IGNORECASE)
+# Options of a request for tests that need drafts whatever they cost: where chains have no prescribed length, how far
+# a step drafts depends on how fast the machine happens to be.
+DRAFTED = {"rapid_draft_length": 4, "rapid_copy": "off"}
+ALWAYS_DRAFT = ("--rapid-draft-length=4", "--rapid-copy=off")  # the same for a server
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -69,13 +73,14 @@ def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "--rapid-drafter=auto",
         "--rapid-draft-tokens=3000",
         "--rapid-draft-prefill=512",
+        *ALWAYS_DRAFT,
     )
 
 
 @pytest.fixture(scope="module")
 def twin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded model's int8 twin drafts."""
-    yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8")
+    yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8", *ALWAYS_DRAFT)
 
 
 def pruned_checkpoint(folder: Path, drop: range) -> None:

@@ -38,7 +38,7 @@ def ask_json(server, document, *arguments):
 
 
 def test_drafting_reads_the_needle_and_does_not_change_the_answer(rapid_server, document):
-    rapid = ask_json(rapid_server, document, "--max-new-tokens", "40")
+    rapid = ask_json(rapid_server, document, "--max-new-tokens", "40", "--rapid-draft-length", "4")
     target = ask_json(rapid_server, document, "--max-new-tokens", "40", "--method", "target")
     assert rapid["answer"] == target["answer"] and rapid["new_tokens"] == target["new_tokens"]
     assert rapid["accept_length"] > 1.5 and rapid["target_passes"] < rapid["new_tokens"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from conftest import chat_ids, generate, in_parallel, rapid_stats, reference_text
+from conftest import DRAFTED, chat_ids, generate, in_parallel, rapid_stats, reference_text
 
 TIE = 1e-4  # two logits closer than this may swap between two ways of summing the same numbers
 
@@ -45,16 +45,20 @@ def plain_answers(rapid_server):
     return prompts, [generate(rapid_server, ids, rapid_drafter="off") for ids in prompts]
 
 
-@pytest.mark.parametrize("drafter", ["view", "rag"])
-def test_one_request_at_a_time(rapid_server, plain_answers, drafter):
+@pytest.mark.parametrize(
+    "options",
+    [{**DRAFTED, "rapid_drafter": "view"}, {**DRAFTED, "rapid_drafter": "rag"}, {}],
+    ids=["view", "rag", "default"],
+)
+def test_one_request_at_a_time(rapid_server, plain_answers, options):
     before = rapid_stats(rapid_server)["drafted"]["accepted"]
     for ids, plain in zip(*plain_answers, strict=True):
-        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, rapid_drafter=drafter), plain)
+        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, **options), plain)
     assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
 
 
 def test_eight_at_once(rapid_server, plain_answers):
-    """Long and short, views, re-encoded rows and none, different draft lengths and transfers in one batch.
+    """Long and short, views, re-encoded rows and none, different draft lengths, chosen ones and transfers in one batch.
 
     Only answers without a transfer have a reference: what a transfer does depends on when a row is ready.
     """
@@ -66,7 +70,8 @@ def test_eight_at_once(rapid_server, plain_answers):
         {"rapid_drafter": "off"},
         {"rapid_drafter": "view", "rapid_transfer": "distill"},
     ]
-    options = [{**kinds[i % 5], "rapid_draft_length": 1 + i % 4} for i in range(len(prompts))]
+    lengths = ["auto", 1, 2, 3, 4, 10]
+    options = [{**kinds[i % 5], "rapid_draft_length": lengths[i % 6]} for i in range(len(prompts))]
 
     def ask(item):
         return generate(rapid_server, item[0], **item[1])
@@ -83,7 +88,7 @@ def test_a_drafter_that_sees_everything_is_always_right(rapid_server, drafter):
     all but is the target, so nearly every chain must be accepted whole. A hole in a row shows here and nowhere else."""
     ids = chat_ids(reference_text(1500), "Summarise the text above.")
     budget = {"rapid_budget": len(ids) - 1, "rapid_head": len(ids) - 1 - 700, "rapid_recent": 700}
-    ask = {"max_new_tokens": 80, "ignore_eos": True, "rapid_drafter": drafter, **budget}
+    ask = {"max_new_tokens": 80, "ignore_eos": True, "rapid_drafter": drafter, **budget, **DRAFTED}
     generate(rapid_server, ids, **ask)
     rapid_server.client.flush_cache()
     # cold, then with the prompt in the cache: rows may not depend on what their memory held before
@@ -111,6 +116,8 @@ def test_a_drafter_that_sees_everything_is_always_right(rapid_server, drafter):
         {"rapid_spans": [200, 400, 900, 1100]},
         {"rapid_budget": 200, "rapid_head": 0, "rapid_recent": 0},
         {"rapid_draft_length": 1},
+        {"rapid_draft_length": "auto"},
+        {"rapid_stop_below": 0.9},
         {"regex": r"(yes|no), because [a-z ]{10,60}\."},
         {
             "json_schema": '{"type":"object","properties":{"topic":{"type":"string","maxLength":20},"useful":{"type":"boolean"}},"required":["topic","useful"]}'
@@ -120,7 +127,7 @@ def test_a_drafter_that_sees_everything_is_always_right(rapid_server, drafter):
 )
 def test_options_leave_greedy_output_alone(rapid_server, options):
     ids = chat_ids(reference_text(1800), QUESTIONS[1])
-    options = {"max_new_tokens": 40, **options}
+    options = {"max_new_tokens": 40, "rapid_draft_length": 4, **options}
     drafted = generate(rapid_server, ids, **options)
     shared = {key: value for key, value in options.items() if not key.startswith("rapid_")}
     plain = generate(rapid_server, ids, **shared, rapid_drafter="off")
@@ -133,7 +140,7 @@ def test_options_leave_greedy_output_alone(rapid_server, options):
 def test_logprobs_are_the_targets(rapid_server):
     ids = chat_ids(reference_text(1800), QUESTIONS[0])
     ask = {"return_logprob": True, "top_logprobs_num": 3, "max_new_tokens": 24}
-    drafted = generate(rapid_server, ids, **ask)
+    drafted = generate(rapid_server, ids, **ask, **DRAFTED)
     plain = generate(rapid_server, ids, **ask, rapid_drafter="off")
     assert drafted["output_ids"] == plain["output_ids"]
     for key in ("output_token_logprobs", "output_top_logprobs"):
@@ -145,12 +152,30 @@ def test_logprobs_are_the_targets(rapid_server):
 
 def test_parallel_samples(rapid_server):
     ids = chat_ids(reference_text(1800), QUESTIONS[0])
-    answers = generate(rapid_server, ids, n=3)
+    answers = generate(rapid_server, ids, n=3, **DRAFTED)
     plain = generate(rapid_server, ids, rapid_drafter="off")
     assert [answer["output_ids"] for answer in answers] == [plain["output_ids"]] * 3
 
 
 def test_short_prompts_ride_undrafted(rapid_server):
-    answer = generate(rapid_server, chat_ids("", QUESTIONS[0]))
+    answer = generate(rapid_server, chat_ids("", QUESTIONS[0]), rapid_copy="off")
     assert answer["meta_info"]["spec_accept_length"] == pytest.approx(1.0, abs=0.1)
     assert rapid_stats(rapid_server)["undrafted"]["short_prompt"] > 0
+
+
+CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return area(width, height) * depth\n"
+
+
+def test_what_an_answer_quotes_is_copied(rapid_server):
+    """Several tokens per pass without a draft pass, and the same answer; under a grammar too."""
+    ids = chat_ids(CODE, "Repeat the code above exactly, in a code block.")
+    for options in ({}, {"regex": r"[ -~\n]{20,200}"}):
+        plain = generate(rapid_server, ids, 60, rapid_drafter="off", **options)
+        for length in (4, "auto"):
+            before = rapid_stats(rapid_server)["drafted"]["draft_passes"]
+            copied = generate(rapid_server, ids, 60, rapid_draft_length=length, **options)
+            assert_same_tokens(rapid_server, ids, copied, plain, **options)
+            info = copied["meta_info"]
+            assert (info["rapid_drafter"], info["rapid_reason"]) == ("copy", "short_prompt")
+            assert info["rapid_copied_tokens"] > 20 and info["spec_accept_length"] > 1.8
+            assert rapid_stats(rapid_server)["drafted"]["draft_passes"] == before

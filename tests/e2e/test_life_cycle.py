@@ -7,7 +7,7 @@ import time
 
 import pytest
 import requests
-from conftest import body, chat_ids, generate, in_parallel, rapid_stats, reference_text
+from conftest import DRAFTED, body, chat_ids, generate, in_parallel, rapid_stats, reference_text
 
 VIEW = {"rapid_budget": 96, "rapid_head": 16, "rapid_recent": 48}
 REQUESTS, CONCURRENCY, ANSWER = 200, 16, 64
@@ -38,7 +38,8 @@ def test_overload(crowded_server, prompts):
     """200 requests at concurrency 16 over a pool that holds a fraction of them."""
     ids, answers = prompts
     rng = random.Random(0)
-    work = [(i % len(ids), rng.choice([VIEW, VIEW, {"rapid_drafter": "off"}])) for i in range(REQUESTS)]
+    kinds = [VIEW, {**VIEW, **DRAFTED}, {"rapid_drafter": "off"}]
+    work = [(i % len(ids), rng.choice(kinds)) for i in range(REQUESTS)]
 
     def ask(item):
         which, options = item
@@ -115,14 +116,14 @@ def test_weight_update_keeps_drafting(rapid_server):
     from rapid_sgl.models import embedded_model_path
 
     ids = chat_ids(reference_text(1500), "Summarise the text above in two sentences.")
-    before = generate(rapid_server, ids, 48, ignore_eos=True)
+    before = generate(rapid_server, ids, 48, ignore_eos=True, **DRAFTED)
     reply = requests.post(
         rapid_server.url + "/update_weights_from_disk",
         json={"model_path": str(embedded_model_path())},
         timeout=600,
     ).json()
     assert reply["success"], reply
-    after = generate(rapid_server, ids, 48, ignore_eos=True)
+    after = generate(rapid_server, ids, 48, ignore_eos=True, **DRAFTED)
     assert after["output_ids"] == before["output_ids"]
     accepted = [answer["meta_info"]["spec_accept_length"] for answer in (before, after)]
     assert accepted[0] == pytest.approx(accepted[1]) and accepted[0] > 1.5

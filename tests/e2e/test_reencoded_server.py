@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import (
+    DRAFTED,
     chat_ids,
     generate,
     in_parallel,
@@ -73,7 +74,8 @@ def test_draft_prompt_of_the_clients_own(rapid_server):
     [
         ({}, "view", "cheapest"),
         ({"rapid_transfer": "distill"}, "rag", "transfer"),
-        ({"rapid_budget": 4000}, "off", "short_prompt"),
+        ({"rapid_budget": 4000}, "copy", "short_prompt"),
+        ({"rapid_budget": 4000, "rapid_copy": "off"}, "off", "short_prompt"),
     ],
 )
 def test_auto_says_what_it_chose(rapid_server, options, drafter, reason):
@@ -146,7 +148,7 @@ class TestDraftModel:
 def test_own_weights_as_a_separate_model_accept_alike(rapid_server, tmp_path):
     """The embedded model drafting for itself from a second copy of its weights: the same drafts, the same fate."""
     ids = chat_ids(reference_text(1500), QUESTIONS[1])
-    ask = {"max_new_tokens": 64, "ignore_eos": True, **RAG}
+    ask = {"max_new_tokens": 64, "ignore_eos": True, **RAG, **DRAFTED}
     generate(rapid_server, ids, **ask)
     alone = generate(rapid_server, ids, **ask)["meta_info"]
     for server in serve(tmp_path, f"--speculative-draft-model-path={embedded_model_path()}"):

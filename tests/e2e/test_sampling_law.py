@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from conftest import body, chat_ids, in_parallel, reference_text
+from conftest import DRAFTED, body, chat_ids, in_parallel, rapid_stats, reference_text, tokenizer
 from scipy.stats import chi2_contingency
 
 SAMPLES, PER_REQUEST = 2016, 48
 FALSE_ALARM = 1e-4
 # a view so small that the drafter is often wrong: the accept and residual paths both carry weight
-TINY_VIEW = {"rapid_budget": 40, "rapid_head": 8, "rapid_recent": 24}
+TINY_VIEW = {"rapid_budget": 40, "rapid_head": 8, "rapid_recent": 24, **DRAFTED}
 
 
-def first_tokens(server, **options):
-    ids = chat_ids(reference_text(160), "Answer in one word: what is this about?")
+def first_tokens(server, ids=None, **options):
+    ids = ids or chat_ids(reference_text(160), "Answer in one word: what is this about?")
     request = body(ids, 4, temperature=1.0, ignore_eos=True, n=PER_REQUEST, **options)
     batches = in_parallel(1, lambda _: server.client.generate(**request), range(SAMPLES // PER_REQUEST))
     return Counter(tuple(answer["output_ids"][:3]) for batch in batches for answer in batch)
@@ -44,6 +44,24 @@ def test_drafted_law_is_the_targets(rapid_server, plain, drafter):
     drafted = first_tokens(rapid_server, **TINY_VIEW, rapid_drafter=drafter)
     assert sum(drafted.values()) == SAMPLES
     assert p_value(drafted, plain) > FALSE_ALARM
+
+
+def test_copies_follow_the_law(rapid_server):
+    """The answer begins as an earlier one of the conversation did, or does not: copies are accepted and rejected."""
+    turns = [
+        {"role": "user", "content": "Name an animal."},
+        {"role": "assistant", "content": "The cat is an animal."},
+        {"role": "user", "content": "Name an animal."},
+    ]
+    text = tokenizer().apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer()(text)["input_ids"]
+    plain = first_tokens(rapid_server, ids, rapid_drafter="off")
+    before = rapid_stats(rapid_server)["drafted"]
+    copied = first_tokens(rapid_server, ids, rapid_draft_length=4)
+    after = rapid_stats(rapid_server)["drafted"]
+    proposed, accepted = (after[key] - before[key] for key in ("copied", "copies_accepted"))
+    assert 0.1 * proposed < accepted < 0.9 * proposed and proposed > SAMPLES
+    assert p_value(copied, plain) > FALSE_ALARM
 
 
 def test_the_test_can_see_a_wrong_law(rapid_server, plain):

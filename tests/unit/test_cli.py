@@ -94,7 +94,7 @@ def test_serve_defaults_to_the_embedded_model_and_rapid():
     command, env = server_command("--port", "30000")
     assert command == [
         *["--model-path", str(embedded_checkpoint()), "--port", "30000"],
-        *["--speculative-algorithm", "RAPID", "--speculative-num-draft-tokens", "5"],
+        *["--speculative-algorithm", "RAPID", "--speculative-num-draft-tokens", "11"],
     ]
     assert env["HF_HUB_OFFLINE"] == "1"
 

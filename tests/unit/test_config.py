@@ -46,7 +46,10 @@ def test_request_overrides_only_what_it_names():
     ("params", "text"),
     [
         ({"rapid_spam": 1}, "unknown option 'rapid_spam'"),
-        ({"rapid_draft_length": True}, "rapid_draft_length=True is a boolean, not an integer"),
+        ({"rapid_draft_length": True}, "rapid_draft_length=True is a boolean, not an integer or 'auto'"),
+        ({"rapid_draft_length": "many"}, "'many' is a string, not an integer or 'auto'"),
+        ({"rapid_copy": True}, "is a boolean, not a string"),
+        ({"rapid_max_draft_length": 5}, "unknown option 'rapid_max_draft_length'"),
         ({"rapid_draft_length": 2.0}, "is a number, not an integer"),
         ({"rapid_draft_length": 5}, "exceeds the server's 4"),
         ({"rapid_draft_length": 0}, "out of range"),
@@ -124,3 +127,12 @@ def test_weights_that_are_not_loaded():
     assert parse_options({"rapid_drafter_weights": "same"}, twin, Limits(100, 4)).config == DEFAULTS
     with pytest.raises(RapidOptionError, match="not loaded on this server"):
         parse({"rapid_drafter_weights": "int8"})
+
+
+def test_draft_slots_are_kept_for_the_longest_chain():
+    assert RapidConfig().reserved_length == 10
+    assert RapidConfig(draft_length=4).reserved_length == 4
+    assert RapidConfig(draft_length=4, max_draft_length=6).reserved_length == 6
+    assert RapidConfig(draft_length=8, max_draft_length=6).reserved_length == 8
+    assert RapidConfig(max_draft_length=6).reserved_length == 6
+    assert RapidConfig.from_env({"RAPID_SGL_DRAFT_LENGTH": "auto"}) == DEFAULTS

@@ -1,0 +1,118 @@
+"""What a forward pass costs, learned while serving."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+# Only ratios of this guess count, and only until passes of the size in question were seen. Weights are read once
+# per pass (1), each row adds arithmetic, each cached token is read; values are those of a small model on a CPU.
+ROW, CONTEXT, CONTEXT_ROW = 0.026, 5.6e-5, 4.5e-6
+# Passes whose rows, width or context differ by this factor tell less about each other (e-folding of a Gaussian).
+REACH = math.log(1.5)
+HALF_LIFE = 2000  # observations after which an old one counts half as much as a new one of the same distance
+NEW_SHARE = 0.1  # of the newest observation in the average of its bucket, once the bucket is settled
+OUTLIER = math.log(1.5)  # a single pass moves a settled average as if it were at most this far off
+SETTLED = 4  # passes until then may have compiled something: the fastest of them counts
+
+
+@dataclass
+class _Bucket:
+    """Passes of nearly one size."""
+
+    where: tuple[float, float, float]  # log rows, log width, log context
+    level: float  # log of seconds over ``shape``
+    count: int
+    seen: int  # number of the last observation
+
+
+class PassCosts:
+    """Seconds of one kind of forward pass as a function of its size.
+
+    A size is (rows, width, context): requests in the batch, new tokens per request, cached tokens of all requests
+    together. What was observed is kept per bucket of sizes; a prediction is the weighted mean of buckets nearby,
+    carried over by the shape of the guess above. So a size that is served now is known exactly, one that was never
+    seen is scaled from its neighbours, and everything adapts when the machine changes its pace.
+
+    Args:
+        first_guess: seconds of the smallest pass before anything was observed.
+    """
+
+    def __init__(self, first_guess: float = 0.02):
+        self.first_guess = first_guess
+        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        self._count = 0
+        self._table: tuple[Floats, Floats, Floats] | None = None  # where [n, 3], level [n], log weight [n]
+
+    def observe(self, rows: int, width: int, context: float, seconds: float) -> None:
+        """File the time of one pass."""
+        if seconds <= 0 or rows == 0:
+            return
+        self._count += 1
+        self._table = None
+        where = _where(rows, width, context)
+        level = math.log(seconds) - math.log(float(shape(rows, width, context)))
+        key = (round(3 * where[0]), round(6 * where[1]), round(2 * where[2]))
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._buckets[key] = _Bucket(where, level, 1, self._count)
+            return
+        bucket.count += 1
+        bucket.where, bucket.seen = where, self._count
+        if bucket.count <= SETTLED:
+            bucket.level = min(bucket.level, level)
+        else:
+            bucket.level += NEW_SHARE * max(-OUTLIER, min(OUTLIER, level - bucket.level))
+
+    def predict(self, rows: ArrayLike, width: ArrayLike, context: ArrayLike) -> Floats:
+        """Seconds for each size; arguments broadcast."""
+        rows, width, context = np.broadcast_arrays(
+            *(np.asarray(x, dtype=float) for x in (rows, width, context))
+        )
+        guess = shape(rows, width, context)
+        if not self._buckets:
+            return self.first_guess * guess
+        where, level, weight = self._arrays()
+        target = np.stack([np.log(np.maximum(x, 1.0)) for x in (rows, width, context)], axis=-1)
+        distance = ((target[..., None, :] - where) ** 2).sum(-1) / REACH**2
+        score = weight - distance
+        score = np.exp(score - score.max(-1, keepdims=True))
+        mean: Floats = (score * level).sum(-1) / score.sum(-1)
+        return np.exp(mean) * guess
+
+    def age(self, rows: int, width: int, context: float) -> int:
+        """Observations since a pass of about this size was seen; a large number when none was."""
+        if not self._buckets:
+            return 1 << 30
+        where, _, _ = self._arrays()
+        near = ((np.array(_where(rows, width, context)) - where) ** 2).sum(-1) < REACH**2
+        seen = [bucket.seen for bucket, close in zip(self._buckets.values(), near, strict=True) if close]
+        return self._count - max(seen) if seen else 1 << 30
+
+    def _arrays(self) -> tuple[Floats, Floats, Floats]:
+        if self._table is None:
+            buckets = list(self._buckets.values())
+            age = np.array([self._count - bucket.seen for bucket in buckets], dtype=float)
+            trust = np.log([min(bucket.count, 10) for bucket in buckets]) - age * math.log(2) / HALF_LIFE
+            self._table = (
+                np.array([bucket.where for bucket in buckets]),
+                np.array([bucket.level for bucket in buckets]),
+                trust,
+            )
+        return self._table
+
+
+def shape(rows: ArrayLike, width: ArrayLike, context: ArrayLike) -> Floats:
+    """Relative cost of a pass before anything is known of the machine."""
+    rows, width, context = (np.asarray(x, dtype=float) for x in (rows, width, context))
+    result: Floats = 1 + ROW * rows * width + context * (CONTEXT + CONTEXT_ROW * (width - 1))
+    return result
+
+
+def _where(rows: float, width: float, context: float) -> tuple[float, float, float]:
+    return math.log(max(rows, 1)), math.log(max(width, 1)), math.log(max(context, 1.0))

@@ -1,0 +1,270 @@
+"""Pace: decides in every step how far each request drafts, and learns from what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from rapid_sgl.control.acceptance import Acceptance, RequestAcceptance
+from rapid_sgl.control.costs import PassCosts
+from rapid_sgl.control.plan import Choices, Costs, Plan, plan_step
+from rapid_sgl.control.stop import ChainStop
+
+# Part of the time that may be lost to trying what does not seem to pay.
+PROBE_SHARE = 0.005
+PROBE_GAP = 25  # steps between two probes at least: one is enough to learn from
+STALE = 300  # verify passes after which the cost of a plain one is looked at again
+# A prescribed chain copies only after so many equal tokens; where the length is chosen, acceptance decides.
+FIXED_MATCH = 8
+EDGE_SHARE = 0.01  # of one step in the running average of what early stops bring
+
+Lane = tuple[str, str]  # kind of row and weights: what shares a draft pass
+
+
+@dataclass
+class RequestPace:
+    """What is remembered of a running request."""
+
+    model: RequestAcceptance = field(default_factory=RequestAcceptance)
+    copies: RequestAcceptance = field(default_factory=RequestAcceptance)
+    copied: int = 0  # copied tokens that were committed
+
+
+class Candidate(NamedTuple):
+    """What a request of the batch could draft in this step."""
+
+    memory: RequestPace
+    context: int  # tokens with keys and values
+    fixed: bool  # its draft length is prescribed
+    sampled: bool
+    stop_below: float = 0.0
+    lane: Lane | None = None  # None: no model drafts
+    model: int = 0  # model drafts that its row can carry
+    row: int = 0  # tokens of the row
+    copied: int = 0  # tokens that a copy offers
+    match: int = 0  # equal tokens before them
+
+
+class DraftPass(NamedTuple):
+    """One draft pass as it ran."""
+
+    lane: Lane
+    rows: int
+    tokens: int  # of all its rows
+
+
+class Drafted(Protocol):
+    """What a draft loop hands over."""
+
+    @property
+    def chains(self) -> Sequence[Sequence[int]]: ...
+    @property
+    def passes(self) -> Sequence[DraftPass]: ...
+    @property
+    def confidence(self) -> Sequence[Sequence[float]]:
+        """Probability that the drafter gave each of its drafts, where it was looked at."""
+        ...
+
+
+class Pace:
+    """Costs and acceptance of one server, and the plans that follow from them.
+
+    Args:
+        length: drafts per chain at most.
+    """
+
+    def __init__(self, length: int):
+        self.length = length
+        self.acceptance = Acceptance(length)
+        self.verify = PassCosts()
+        self.draft: dict[Lane, PassCosts] = {}
+        self.between = 0.0  # seconds from the end of a step to the start of the next
+        self.edges: dict[tuple[int, int], float] = {}  # by size of the load
+        self.allowance: float | None = None
+        self.decisions: Counter[str] = (
+            Counter()
+        )  # steps by what was decided: plain, copy, draft, fixed, probe
+        self._ended = 0.0
+        self._since_probe = PROBE_GAP
+
+    def plan(self, candidates: Sequence[Candidate]) -> Plan:
+        """Chains for one step."""
+        self._note_gap()
+        choices = [self._choices(candidate) for candidate in candidates]
+        if not any(choice.model or choice.copied for choice in choices):
+            self.decisions["plain"] += 1
+            return Plan.plain(choices)
+        costs = self._costs(candidates)
+        plan = plan_step(choices, costs, edge=self.edges.get(_load(candidates), 1.0))
+        probe = self._probe(candidates, choices, costs, plan)
+        self.decisions[_name(plan, choices) if probe is None else "probe"] += 1
+        return self._open_ended(probe or plan, choices)
+
+    def stop(self, candidates: Sequence[Candidate], plan: Plan) -> ChainStop | None:
+        """The rule that ends chains of this step early; None when every chain is prescribed."""
+        if not any(
+            count > 1 and (auto or candidate.stop_below)
+            for count, auto, candidate in zip(plan.model, plan.auto, candidates, strict=True)
+        ):
+            return None
+        return ChainStop(
+            plan,
+            self._costs(candidates),
+            rates=[self._model_rates(candidate) for candidate in candidates],
+            calibrations=[self.acceptance.calibration(_kind(candidate)) for candidate in candidates],
+            stop_below=[candidate.stop_below for candidate in candidates],
+        )
+
+    def observe(
+        self,
+        candidates: Sequence[Candidate],
+        plan: Plan,
+        drafts: Drafted,
+        accepted: Sequence[int],
+        *,
+        draft_s: float,
+        other_s: float,
+    ) -> None:
+        """Learn from a finished step.
+
+        Args:
+            candidates, plan: of this step.
+            drafts: as they were verified.
+            accepted: drafts committed per request.
+            draft_s, other_s: seconds of all draft passes, and of the rest of the step.
+        """
+        self._ended = time.perf_counter()
+        lengths = [len(chain) for chain in drafts.chains]
+        context = sum(candidate.context for candidate in candidates)
+        self.verify.observe(len(candidates), max(lengths) + 1, context, other_s)
+        self._observe_passes(drafts.passes, draft_s)
+        for b, candidate in enumerate(candidates):
+            if not lengths[b]:
+                continue
+            if plan.copied[b]:
+                kind, memory = self.acceptance.copies(candidate.match), candidate.memory.copies
+                candidate.memory.copied += accepted[b]
+            else:
+                kind, memory = self.acceptance.model(_kind(candidate)), candidate.memory.model
+                calibration = self.acceptance.calibration(_kind(candidate))
+                calibration.observe(np.asarray(drafts.confidence[b], dtype=float), accepted[b])
+            memory.observe(kind, lengths[b], accepted[b])
+            kind.observe(lengths[b], accepted[b])
+        if any(plan.model) and plan.seconds and any(plan.auto):
+            rate = (len(candidates) + sum(accepted)) / (draft_s + other_s + self.between)
+            planned = plan.tokens / plan.seconds
+            load = _load(candidates)
+            edge = self.edges.get(load, 1.0)
+            self.edges[load] = edge + EDGE_SHARE * (min(rate / planned, 3.0) - edge)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain numbers for ``/server_info``."""
+        return {"decisions": dict(self.decisions), "between_ms": 1000 * self.between}
+
+    def _choices(self, candidate: Candidate) -> Choices:
+        copied = candidate.copied
+        if candidate.fixed and candidate.match < FIXED_MATCH:
+            copied = 0
+        copy_rates = None
+        if copied:
+            kind = self.acceptance.copies(candidate.match)
+            copy_rates = candidate.memory.copies.rates(kind)
+        return Choices(candidate.model, self._model_rates(candidate), copied, copy_rates, candidate.fixed)
+
+    def _model_rates(self, candidate: Candidate) -> np.ndarray | None:
+        if not candidate.model:
+            return None
+        return candidate.memory.model.rates(self.acceptance.model(_kind(candidate)))
+
+    def _costs(self, candidates: Sequence[Candidate]) -> Costs:
+        count, context = len(candidates), sum(candidate.context for candidate in candidates)
+        verify = self.verify.predict(count, np.arange(1, self.length + 2), context) + self.between
+        draft = np.zeros(count + 1)
+        rows = np.arange(1, count + 1)
+        able = [candidate for candidate in candidates if candidate.model and candidate.lane]
+        for lane in sorted({candidate.lane for candidate in able if candidate.lane}):
+            members = [candidate.row for candidate in able if candidate.lane == lane]
+            here = np.maximum(rows * len(members) / len(able), 1)
+            share = np.minimum(rows * len(members) / len(able), 1)
+            draft[1:] += share * self._draft_costs(lane, here, sum(members) / len(members))
+        return Costs(verify, draft)
+
+    def _draft_costs(self, lane: Lane, rows: np.ndarray, row: float) -> np.ndarray:
+        """Seconds of one draft pass by rows in it, ``row`` tokens each."""
+        if lane in self.draft:
+            return self.draft[lane].predict(rows, 1, rows * row)
+        # a pass over a short row with the target's weights is a decode step with a short context
+        return self.verify.predict(rows, 1, rows * row) * (0.9 if lane[1] == "same" else 0.6)
+
+    def _probe(
+        self, candidates: Sequence[Candidate], choices: Sequence[Choices], costs: Costs, plan: Plan
+    ) -> Plan | None:
+        """What to try in place of ``plan``, when there is something to learn and time left for it."""
+        if not plan.seconds or any(choice.fixed for choice in choices):
+            return None
+        if self.allowance is None:
+            self.allowance = 2 * plan.seconds
+        self.allowance = min(self.allowance + PROBE_SHARE * plan.seconds, 4 * plan.seconds)
+        self._since_probe += 1
+        if self._since_probe < PROBE_GAP:
+            return None
+        other = None
+        if not any(plan.model) and any(choice.model for choice in choices):
+            other = plan_step(choices, costs, must_draft=True)
+            if not any(other.model):
+                return None
+        elif plan.longest:
+            context = sum(candidate.context for candidate in candidates)
+            if self.verify.age(len(candidates), 1, context) > STALE:
+                other = Plan.plain(choices, float(costs.verify[0]))
+        if other is None:
+            return None
+        loss = max(other.seconds - other.tokens * plan.seconds / plan.tokens, 0.0)
+        if loss > self.allowance:
+            return None
+        self.allowance -= loss
+        self._since_probe = 0
+        return other
+
+    def _open_ended(self, plan: Plan, choices: Sequence[Choices]) -> Plan:
+        """Chains that may be ended early can be as long as their rows allow: the rule that ends them knows more."""
+        for b, choice in enumerate(choices):
+            if plan.model[b] and not choice.fixed:
+                plan.model[b] = choice.model
+        return plan
+
+    def _observe_passes(self, passes: Sequence[DraftPass], seconds: float) -> None:
+        if not passes:
+            return
+        expected = [
+            float(self._draft_costs(p.lane, np.array([p.rows]), p.tokens / p.rows)[0]) for p in passes
+        ]
+        scale = seconds / sum(expected)
+        for one, guess in zip(passes, expected, strict=True):
+            self.draft.setdefault(one.lane, PassCosts()).observe(one.rows, 1, one.tokens, guess * scale)
+
+    def _note_gap(self) -> None:
+        gap = time.perf_counter() - self._ended
+        if gap < 0.01:  # longer ones had a prefill or nothing to do in between
+            self.between += 0.05 * (gap - self.between)
+
+
+def _kind(candidate: Candidate) -> Hashable:
+    return candidate.lane, candidate.sampled
+
+
+def _load(candidates: Sequence[Candidate]) -> tuple[int, int]:
+    """Batches of about the same size and context have the same."""
+    context = sum(candidate.context for candidate in candidates)
+    return len(candidates).bit_length(), (context // len(candidates)).bit_length()
+
+
+def _name(plan: Plan, choices: Sequence[Choices]) -> str:
+    if any(choice.fixed for choice in choices):
+        return "fixed"
+    return "draft" if any(plan.model) else "copy" if any(plan.copied) else "plain"
