@@ -7,6 +7,7 @@ request's KV row (finish, abort, retraction).
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rapid_sgl.drafter.copies import CopySource
 from rapid_sgl.drafter.rag import DraftRow
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
 from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
+from rapid_sgl.metrics import StepMetrics
 from rapid_sgl.request import Limits, RequestOptions, parse_options
 from rapid_sgl.verify.law import LawRow, Residual, Schedule, Transfer
 from rapid_sgl.verify.penalties import Penalties, penalties_of
@@ -62,6 +64,7 @@ class RequestTable:
         defaults: the server's config.
         max_draft_length: drafts per step that verify slots are reserved for.
         abilities: what this server can draft with.
+        metrics: told of undrafted requests and of row build times.
     """
 
     def __init__(
@@ -71,9 +74,11 @@ class RequestTable:
         defaults: RapidConfig,
         max_draft_length: int,
         abilities: Abilities,
+        metrics: StepMetrics | None = None,
     ):
         self.rows, self.reencoder, self.defaults = rows, reencoder, defaults
         self.max_draft_length, self.abilities = max_draft_length, abilities
+        self.metrics = metrics
         self.undrafted: Counter[str] = Counter()  # requests that are not drafted, by reason
         self._states: dict[str, RequestState] = {}
         self._indexing = ThreadPoolExecutor(1, "rapid-copy-index")
@@ -90,6 +95,8 @@ class RequestTable:
             req.rapid_meta_info = state.meta_info
             if state.drafter == "off":
                 self.undrafted[state.reason] += 1
+                if self.metrics is not None:
+                    self.metrics.undrafted(state.reason)
         return state
 
     def release(self, rid: str) -> None:
@@ -106,7 +113,10 @@ class RequestTable:
         limits = Limits(len(req.origin_input_ids), self.max_draft_length)
         options = parse_options(params.custom_params, self.defaults, limits)
         drafter, reason = choose(options, limits.prompt_len, self.abilities, lora=req.lora_id is not None)
+        started = time.perf_counter()
         row = self._row(req, drafter, options)
+        if row is not None and self.metrics is not None:
+            self.metrics.row(time.perf_counter() - started)
         source = self._copy_source(req, drafter, reason, options)
         return RequestState(
             options,

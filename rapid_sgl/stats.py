@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,25 +15,30 @@ class StepStats:
     def __init__(self) -> None:
         self.drafted = _Totals()
         self.plain = _Totals()
+        self.lengths: Counter[int] = Counter()  # steps by drafts of their longest chain
 
     @contextmanager
-    def step(self) -> Iterator[_Step]:
-        """Time one decode step; ``_Step.count`` files it."""
-        record = _Step()
+    def step(self) -> Iterator[Step]:
+        """Time one decode step; ``Step.count`` files it."""
+        record = Step()
         start = time.perf_counter()
         yield record
         record.seconds["step"] = time.perf_counter() - start
         (self.drafted if record.proposed else self.plain).add(record)
+        self.lengths[record.longest] += 1
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain numbers: steps, requests, proposed, accepted and seconds per phase."""
-        return {"drafted": vars(self.drafted).copy(), "plain": vars(self.plain).copy()}
+        """Plain numbers: steps, requests, proposed, accepted, seconds per phase; steps by draft length."""
+        lengths = {str(length): count for length, count in sorted(self.lengths.items())}
+        return {"drafted": vars(self.drafted).copy(), "plain": vars(self.plain).copy(), "lengths": lengths}
 
 
-class _Step:
+class Step:
+    """One decode step: its chains and where its time went."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.requests = self.proposed = self.accepted = self.passes = 0
+        self.requests = self.proposed = self.accepted = self.passes = self.longest = 0
         self.copied = self.copies_accepted = 0
 
     @property
@@ -56,6 +62,7 @@ class _Step:
         self.requests = len(chains)
         lengths = [len(chain) for chain in chains]
         self.proposed, self.accepted = sum(lengths), sum(accepted)
+        self.longest = max(lengths)
         self.passes = max(0 if copy else length for length, copy in zip(lengths, copied, strict=True))
         self.copied = sum(length for length, copy in zip(lengths, copied, strict=True) if copy)
         self.copies_accepted = sum(count for count, copy in zip(accepted, copied, strict=True) if copy)
@@ -67,7 +74,7 @@ class _Totals:
         self.copied = self.copies_accepted = 0  # of proposed and accepted
         self.encode_s = self.draft_s = self.verify_s = self.step_s = 0.0
 
-    def add(self, step: _Step) -> None:
+    def add(self, step: Step) -> None:
         self.steps += 1
         self.requests += step.requests
         self.proposed += step.proposed

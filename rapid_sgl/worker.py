@@ -23,10 +23,11 @@ from rapid_sgl.control.plan import Plan
 from rapid_sgl.drafter.build import DraftSide
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.drafter.reencoded import ReencodedRow
+from rapid_sgl.metrics import step_metrics
 from rapid_sgl.offers import Offers, collect
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
-from rapid_sgl.stats import StepStats
+from rapid_sgl.stats import Step, StepStats
 from rapid_sgl.verify.inputs import RapidDraftInput, verify_input
 from rapid_sgl.verify.law import Law, verify_chain
 from rapid_sgl.verify.noise import uniforms
@@ -56,6 +57,7 @@ class RapidWorker(BaseSpecWorker):
         self.config = server_defaults()
         self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
         self.stats = StepStats()
+        self.metrics = step_metrics()
         self.pace = Pace(self.speculative_num_draft_tokens - 1)
         # On a CPU the processes that bring the first token to the client share the cores with the next step.
         self._short_first_step = self.runner.device == "cpu"
@@ -94,6 +96,7 @@ class RapidWorker(BaseSpecWorker):
             self.config,
             self.speculative_num_draft_tokens - 1,
             self.side.abilities(),
+            self.metrics,
         )
         kv_release.listeners.append(self.requests.release)
 
@@ -156,10 +159,18 @@ class RapidWorker(BaseSpecWorker):
             result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
             accepted = verdict.accept_lens.tolist()
             step.count(drafts.chains, accepted, plan.copied)
+        self._learn(offers, plan, drafts, accepted, step)
+        return result
+
+    def _learn(self, offers: Offers, plan: Plan, drafts: Drafts, accepted: list[int], step: Step) -> None:
+        """Costs and acceptance for the next plans, and the metrics."""
         self.pace.observe(
             offers.candidates, plan, drafts, accepted, draft_s=step.seconds["draft"], other_s=step.other_s
         )
-        return result
+        if self.metrics is not None:
+            self.metrics.step(
+                step, self.pace.decision, self.reencoder.space.snapshot() if self.reencoder else None
+            )
 
     def _prefill(
         self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None

@@ -89,6 +89,7 @@ class Pace:
         self.decisions: Counter[str] = (
             Counter()
         )  # steps by what was decided: plain, copy, draft, fixed, probe
+        self.decision = ""  # the latest
         self._ended = 0.0
         self._since_probe = PROBE_GAP
 
@@ -97,13 +98,17 @@ class Pace:
         self._note_gap()
         choices = [self._choices(candidate) for candidate in candidates]
         if not any(choice.model or choice.copied for choice in choices):
-            self.decisions["plain"] += 1
-            return Plan.plain(choices)
+            return self._decided("plain", Plan.plain(choices))
         costs = self._costs(candidates)
         plan = plan_step(choices, costs, edge=self.edges.get(_load(candidates), 1.0))
         probe = self._probe(candidates, choices, costs, plan)
-        self.decisions[_name(plan, choices) if probe is None else "probe"] += 1
-        return self._open_ended(probe or plan, choices)
+        name = _name(plan, choices) if probe is None else "probe"
+        return self._decided(name, self._open_ended(probe or plan, choices))
+
+    def _decided(self, name: str, plan: Plan) -> Plan:
+        self.decisions[name] += 1
+        self.decision = name
+        return plan
 
     def stop(self, candidates: Sequence[Candidate], plan: Plan) -> ChainStop | None:
         """The rule that ends chains of this step early; None when every chain is prescribed."""
