@@ -25,7 +25,7 @@ TRANSFERS = ("none", "mixture", "logits", "distill")
 RESIDUALS = ("exact", "paper")
 AUTO_SPANS = ("off", "bm25", "dense", "hybrid")
 SCHEDULES = ("constant", "linear", "confidence", "retrieval")
-COPIES = ("on", "off")
+SWITCH = ("on", "off")
 AUTO = "auto"
 # Drafts per pass that `auto` may go up to: RAPID's own gamma. Every running request holds twice as many KV slots.
 AUTO_MAX_DRAFT_LENGTH = 10
@@ -103,7 +103,7 @@ class RapidConfig:
     copy: str = _option(
         "on",
         "draft by copying what followed the same words in the prompt or the answer; costs no draft pass",
-        choices=COPIES,
+        choices=SWITCH,
     )
     stop_below: float = _option(
         0.0,
@@ -133,6 +133,11 @@ class RapidConfig:
     )
     score: float = _option(
         0.0, "schedule retrieval: how well the request's spans fit its question", low=0.0, high=1.0
+    )
+    trace: str = _option(
+        "off",
+        "report of every token where it came from and its p, q and p-hat, in meta_info",
+        choices=SWITCH,
     )
     draft_tokens: int = _option(
         16384, "KV tokens set apart for re-encoded draft rows; 0 for none", low=0, per_request=False

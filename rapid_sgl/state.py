@@ -22,6 +22,7 @@ from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
 from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
 from rapid_sgl.metrics import StepMetrics
 from rapid_sgl.request import Limits, RequestOptions, parse_options
+from rapid_sgl.trace import Record
 from rapid_sgl.verify.law import LawRow, Residual, Schedule, Transfer
 from rapid_sgl.verify.penalties import Penalties, penalties_of
 
@@ -39,16 +40,19 @@ class RequestState:
     reason: str  # why that drafter
     pace: RequestPace
     source: CopySource | None  # None: the request copies nothing
+    trace: list[Record] | None  # of its tokens but the first; None: not asked for
 
     def is_first(self, req: Any) -> bool:
         """Whether the next step may go undrafted, because it is the first one and nothing is transferred."""
         return len(req.output_ids) == 1 and self.law.transfer is Transfer.NONE
 
-    def meta_info(self) -> dict[str, Any]:
-        """What the response's ``meta_info`` says of the request."""
+    def meta_info(self, *, finished: bool) -> dict[str, Any]:
+        """What the response's ``meta_info`` says of the request; its trace only when it has finished."""
         info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}
         if self.source is not None:
             info["rapid_copied_tokens"] = self.pace.copied
+        if finished and self.trace is not None:
+            info["rapid_trace"] = [list(record) for record in self.trace]
         if isinstance(self.row, ReencodedRow):
             info["rapid_draft_prompt_tokens"] = len(self.row.prompt)
             info["rapid_draft_cached_tokens"] = self.row.cached
@@ -128,6 +132,7 @@ class RequestTable:
             reason,
             RequestPace(),
             source,
+            [] if options.config.trace == "on" else None,
         )
 
     def _copy_source(self, req: Any, drafter: str, reason: str, options: RequestOptions) -> CopySource | None:

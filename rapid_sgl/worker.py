@@ -28,6 +28,7 @@ from rapid_sgl.offers import Offers, collect
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import Step, StepStats
+from rapid_sgl.trace import trace_batch
 from rapid_sgl.verify.inputs import RapidDraftInput, verify_input
 from rapid_sgl.verify.law import Law, verify_chain
 from rapid_sgl.verify.noise import uniforms
@@ -156,6 +157,15 @@ class RapidWorker(BaseSpecWorker):
                 noise[:, : tokens.shape[1], [ACCEPT, RESAMPLE]] if law.any_sampled else None,
                 _generated(batch) if law.any_fading else None,
             )
+            trace_batch(
+                [state.trace for state in states],
+                [len(req.output_ids) for req in batch.reqs],
+                plan.copied,
+                output.next_token_logits.view(*tokens.shape, -1),
+                drafts,
+                verdict,
+                law,
+            )
             result = self._commit(batch, output, verdict.tokens, verdict.accept_lens + 1, on_publish)
             accepted = verdict.accept_lens.tolist()
             step.count(drafts.chains, accepted, plan.copied)
@@ -217,6 +227,7 @@ class RapidWorker(BaseSpecWorker):
             rules,
             noise[:, : plan.longest, DRAFT],
             self.pace.stop(offers.candidates, plan),
+            keep_q=any(state.trace is not None for state in states),
         )
 
     def _encode(self, batch: Any, states: list[RequestState]) -> None:

@@ -41,4 +41,4 @@ def register() -> None:
 
 def _record(req: Any) -> dict[str, Any] | None:
     make = getattr(req, "rapid_meta_info", None)
-    return make() if make is not None else None
+    return make(finished=req.finished()) if make is not None else None

@@ -72,6 +72,7 @@ class RAGDrafter:
         rules: LogitRules,
         uniforms: torch.Tensor,
         stop: ChainStop | None = None,
+        keep_q: bool = False,
     ) -> Drafts:
         """Draft ``lengths[b]`` tokens for request b, or take its copy.
 
@@ -84,9 +85,11 @@ class RAGDrafter:
             rules: penalties, grammars and biases of this step.
             uniforms: float [bs, n], one per draft position.
             stop: ends chains early.
+            keep_q: also where the law does not need it.
         """
         lanes = self._lanes(batch, rows, lengths)
-        loop = _Loop(lanes, lengths, law, rules, uniforms, self.vocab_size, stop)
+        keep_q = keep_q or law.any_sampled or law.any_transfer
+        loop = _Loop(lanes, lengths, law, rules, uniforms, self.vocab_size, stop, keep_q)
         try:
             loop.copy(copies)
             for step in range(max(lengths)):
@@ -128,6 +131,7 @@ class _Loop:
         uniforms: torch.Tensor,
         vocab: int,
         stop: ChainStop | None,
+        keep_q: bool,
     ):
         self.stop, self.passes = stop, list[DraftPass]()
         self.lanes, self.law, self.rules, self.uniforms = lanes, law, rules, uniforms
@@ -137,7 +141,6 @@ class _Loop:
         self.confidence: list[list[float]] = [[] for _ in lengths]
         self.members = [list(lane.members if isinstance(lane, ViewLane) else lane.rows) for lane in lanes]
         shape, device = (len(lengths), uniforms.shape[1], vocab), uniforms.device
-        keep_q = law.any_sampled or law.any_transfer
         self.q = torch.empty(shape, device=device) if keep_q else None
         self.w = torch.empty(shape, device=device) if law.logits else None
 

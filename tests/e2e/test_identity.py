@@ -177,5 +177,5 @@ def test_what_an_answer_quotes_is_copied(rapid_server):
             assert_same_tokens(rapid_server, ids, copied, plain, **options)
             info = copied["meta_info"]
             assert (info["rapid_drafter"], info["rapid_reason"]) == ("copy", "short_prompt")
-            assert info["rapid_copied_tokens"] > 20 and info["spec_accept_length"] > 1.8
+            assert info["rapid_copied_tokens"] > 15 and info["spec_accept_length"] > 1.4
             assert rapid_stats(rapid_server)["drafted"]["draft_passes"] == before

@@ -95,6 +95,7 @@ plausible = st.fixed_dictionaries(
         "rapid_spans": st.lists(st.integers(-2, 400), max_size=6),
         "rapid_draft_length": st.integers(0, 12) | st.just("auto"),
         "rapid_copy": st.sampled_from(["on", "off"]),
+        "rapid_trace": st.sampled_from(["on", "off"]),
         "rapid_stop_below": st.floats(0, 1),
         "rapid_budget": st.integers(0, 300),
         "rapid_head": st.integers(0, 150),
