@@ -9,15 +9,26 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from rapid_sgl.config import REQUEST_KEYS, RapidConfig, RapidOptionError
+from rapid_sgl.config import REQUEST_KEYS, RapidConfig, RapidOptionError, flag_name
 from rapid_sgl.request import SPANS_KEY, Limits, Span, parse_options
 from rapid_sgl.retrieval.auto import PromptSelector
+from rapid_sgl.retrieval.chroma import StoreError, connect
+from rapid_sgl.retrieval.embedding import Embedder, EmbeddingError
 from rapid_sgl.retrieval.lru import Lru
+from rapid_sgl.retrieval.pipeline import RetrievalOptions
+from rapid_sgl.retrieval.recall_guard import (
+    FILE_NAME,
+    LOW_RECALL,
+    UNMEASURED,
+    RecallGuard,
+    RecallReportError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +40,8 @@ REPORT_EVERY_S = 60.0
 FINGERPRINT_TOKENS = 2048
 LATE_DOCUMENTS = 64
 
-NO_MATCH, DEADLINE, ERROR = "no_match", "deadline", "error"
+NO_MATCH, DEADLINE, STORE, ERROR = "no_match", "deadline", "store", "error"
+MISSED = (NO_MATCH, DEADLINE, STORE, ERROR, LOW_RECALL, UNMEASURED)
 
 
 @dataclass(frozen=True)
@@ -37,7 +49,7 @@ class Outcome:
     """What came of choosing spans for one request."""
 
     spans: list[Span]
-    missed: str  # why there are none: NO_MATCH, DEADLINE or ERROR; "" when there are some
+    missed: str  # why there are none: one of MISSED; "" when there are some
     seconds: float  # that the request waited
 
 
@@ -47,7 +59,7 @@ class AutoStats:
 
     requests: int = 0
     seconds: float = 0.0
-    missed: dict[str, int] = field(default_factory=lambda: {NO_MATCH: 0, DEADLINE: 0, ERROR: 0})
+    missed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MISSED, 0))
 
     def add(self, outcome: Outcome) -> None:
         self.requests += 1
@@ -56,7 +68,7 @@ class AutoStats:
             self.missed[outcome.missed] += 1
 
     def __str__(self) -> str:
-        missed = ", ".join(f"{name} {count}" for name, count in self.missed.items())
+        missed = ", ".join(f"{name} {count}" for name, count in self.missed.items() if count) or "none"
         mean = 1000 * self.seconds / max(1, self.requests)
         return f"{self.requests} requests, {mean:.1f} ms each; without spans: {missed}"
 
@@ -69,13 +81,16 @@ class AutoSpans:
         config: the server's; ``auto_spans`` names the scorer and must not be "off".
 
     Raises:
-        EmbeddingError: the scorer needs a model that is not installed.
+        RapidOptionError: embedder, store or recall report cannot be used (``check_auto``).
     """
 
     def __init__(self, tokenizer: Any, config: RapidConfig) -> None:
         self.config = config
         self.stats = AutoStats()
-        self._selector = PromptSelector(tokenizer, config.auto_spans)
+        self._guard = check_auto(config)
+        if self._guard is not None:
+            logger.info("RAPID auto spans: %s: %s", config.auto_spans, self._guard)
+        self._selector = PromptSelector(tokenizer, _retrieval(config))
         self._pool = ThreadPoolExecutor(
             THREADS[config.auto_spans],
             "rapid-auto",
@@ -87,7 +102,7 @@ class AutoSpans:
 
     def warm_up(self) -> None:
         """Load what selecting needs, in a worker thread: the first long prompt should not wait for it."""
-        self._pool.submit(self._safely, self._selector.warm_up)
+        self._pool.submit(self._safely, self._warmed_up)
 
     def config_for(self, custom_params: Mapping[str, Any] | None, limits: Limits) -> RapidConfig | None:
         """The effective options of a request that spans are to be chosen for, None for every other one.
@@ -118,18 +133,22 @@ class AutoSpans:
             tenant: requests of different tenants share nothing.
         """
         started = time.monotonic()
-        try:
-            spans = await self._selected(ids, config, tenant)
-            missed = ERROR if spans is None else "" if spans else NO_MATCH
-        except asyncio.TimeoutError:
-            spans, missed = None, DEADLINE
-        outcome = Outcome(spans or [], missed, time.monotonic() - started)
+        missed = "" if self._guard is None else self._guard.refusal(len(ids), _room(config))
+        spans: list[Span] = []
+        if not missed:
+            try:
+                spans, missed = await self._selected(ids, config, tenant)
+            except asyncio.TimeoutError:
+                missed = DEADLINE
+        outcome = Outcome(spans, missed, time.monotonic() - started)
         self.stats.add(outcome)
         self._report(started)
         return outcome
 
-    async def _selected(self, ids: array[int], config: RapidConfig, tenant: Hashable) -> list[Span] | None:
-        """Spans; None for a failure.
+    async def _selected(
+        self, ids: array[int], config: RapidConfig, tenant: Hashable
+    ) -> tuple[list[Span], str]:
+        """Spans, and why there are none.
 
         Raises:
             asyncio.TimeoutError: not within the deadline.
@@ -147,10 +166,13 @@ class AutoSpans:
                 self._late.put(document, work)
             raise
 
-    def _safely(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-        """``call``'s result, None when it fails; each kind of failure is logged once."""
+    def _safely(self, select: Callable[..., list[Span]], *args: Any, **kwargs: Any) -> tuple[list[Span], str]:
+        """Spans, and why there are none; each kind of failure is logged once."""
         try:
-            return call(*args, **kwargs)
+            spans = select(*args, **kwargs)
+            return spans, "" if spans else NO_MATCH
+        except StoreError:  # logged where it was noticed first, in the store's circuit breaker
+            return [], STORE
         # Retrieval only ever adds spans, so no fault of it may cost a request its answer.
         except Exception as error:
             kind = type(error).__name__
@@ -158,12 +180,74 @@ class AutoSpans:
                 self._told.add(kind)
                 reason = " ".join(str(error).split())[:200]
                 logger.warning("RAPID auto spans: %s: %s; such requests go on without spans", kind, reason)
-            return None
+            return [], ERROR
+
+    def _warmed_up(self) -> list[Span]:
+        self._selector.warm_up()
+        return []
 
     def _report(self, now: float) -> None:
         if now - self._reported > REPORT_EVERY_S:
             self._reported = now
             logger.info("RAPID auto spans: %s", self.stats)
+
+
+def check_auto(config: RapidConfig) -> RecallGuard | None:
+    """Check the options of ``auto_spans``, without loading or opening anything large.
+
+    Returns:
+        What ``min_recall`` is enforced with; None when it is 0 or ``auto_spans`` is off.
+
+    Raises:
+        RapidOptionError: embedder, store or recall report cannot be used, or has no effect.
+    """
+    given = {name: getattr(config, name) for name in ("store", "embedder", "min_recall", "recall_report")}
+    unused = [name for name, value in given.items() if value]
+    if config.auto_spans == "off" and unused:
+        raise RapidOptionError(
+            f"{flag_name(unused[0])} has no effect without {flag_name('auto_spans')}; name a scorer with it"
+        )
+    if config.auto_spans == "bm25" and (config.store or config.embedder):
+        name = "store" if config.store else "embedder"
+        raise RapidOptionError(
+            f"{flag_name(name)} is for vectors, which {flag_name('auto_spans')} bm25 has none of; use dense or hybrid"
+        )
+    if config.recall_report and not config.min_recall:
+        raise RapidOptionError(
+            f"{flag_name('recall_report')} has no effect without {flag_name('min_recall')}; add a bound, like 0.7"
+        )
+    if config.auto_spans == "off":
+        return None
+    options = _retrieval(config)
+    try:
+        embedder = None if config.auto_spans == "bm25" else Embedder(options.embedder).id
+        if config.store:
+            connect(config.store)
+        if not config.min_recall:
+            return None
+        return RecallGuard(_report_path(config), options, embedder, _room(config), config.min_recall)
+    except (EmbeddingError, RecallReportError, StoreError) as error:
+        raise RapidOptionError(str(error)) from error
+
+
+def _retrieval(config: RapidConfig) -> RetrievalOptions:
+    return RetrievalOptions(config.auto_spans, embedder=config.embedder or None, store=config.store or None)
+
+
+def _room(config: RapidConfig) -> int:
+    """Tokens that are retrieved for a request."""
+    return config.budget - config.head - config.recent
+
+
+def _report_path(config: RapidConfig) -> Path:
+    if config.recall_report:
+        return Path(config.recall_report).expanduser()
+    if not config.store or "://" in config.store:
+        raise RapidOptionError(
+            f"{flag_name('min_recall')} needs a recall report; make one with `rapid-sgl recall --save FILE` and name "
+            f"it with {flag_name('recall_report')}"
+        )
+    return Path(config.store).expanduser() / FILE_NAME
 
 
 def _one_torch_thread() -> None:

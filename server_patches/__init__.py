@@ -13,6 +13,7 @@ PATCHES = (
     "row_writer",
     "seeded_hash",
     "server_info",
+    "spec_baselines",
 )
 
 

@@ -18,6 +18,9 @@ ONE_TARGET = f"{MANAGER}._send_one_request"
 BATCH_TARGET = f"{MANAGER}._send_batch_request"
 RESPONSE_TARGET = f"{MANAGER}.update_request_meta_info"
 
+# The recall guard's verdicts, which say why a drafter looks at no retrieved spans.
+_TOLD_AS_REASON = ("low_recall", "unmeasured")
+
 logger = logging.getLogger(__name__)
 
 # per tokenizer manager; None where it has no use for spans
@@ -45,7 +48,10 @@ async def send_batch(original: Any, manager: Any, requests: Sequence[Any]) -> An
 
 def report(result: Any, manager: Any, meta_info: dict[str, Any], *args: Any) -> None:
     """AFTER hook: where a request's spans come from, in its ``meta_info``."""
-    meta_info.update(_records.get(meta_info["id"]) or {})
+    record = _records.get(meta_info["id"]) or {}
+    meta_info.update(record)
+    if record.get("rapid_auto_missed") in _TOLD_AS_REASON and "rapid_reason" in meta_info:
+        meta_info["rapid_reason"] += f", {record['rapid_auto_missed']}"
 
 
 async def add_spans(manager: Any, requests: Sequence[Any]) -> None:
@@ -70,7 +76,7 @@ def _make_chooser(manager: Any) -> Any:
 
     from rapid_sgl.algorithm import NAME, server_defaults
     from rapid_sgl.auto import AutoSpans
-    from rapid_sgl.retrieval.embedding import EmbeddingError
+    from rapid_sgl.config import RapidOptionError
 
     if get_spec().speculative_algorithm != NAME or manager.tokenizer is None or not manager.is_generation:
         return None
@@ -79,7 +85,7 @@ def _make_chooser(manager: Any) -> Any:
         return None
     try:
         chooser = AutoSpans(manager.tokenizer, config)
-    except EmbeddingError as error:
+    except RapidOptionError as error:
         logger.warning("RAPID auto spans are off: %s", error)
         return None
     chooser.warm_up()

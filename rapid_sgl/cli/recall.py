@@ -36,6 +36,7 @@ examples:
   rapid-sgl recall
   rapid-sgl recall --contexts 8000,128000 --documents 2
   rapid-sgl recall --questions questions.jsonl --scorers hybrid --embedder BAAI/bge-m3
+  rapid-sgl recall --scorers bm25 --contexts 8000,128000 --budget 448 --save recall.json
   rapid-sgl recall --json | jq '.rows[] | [.context, .scorer, .recall.paraphrased]'
 
 A question counts as a hit when one span within the --budget holds the whole fact (or answer).
@@ -54,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(list(argv))
     retrieval_options.check_chunk_flags(parser, args)
     retrieval_options.share_the_machine()
+    if args.save == "":
+        args.save = _in_the_store(parser)
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib; run `uv pip install matplotlib` or leave it out")
 
@@ -69,10 +72,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with Status("preparing") as status:
             report = _measure(args, status)
-        if args.plot:
-            from rapid_sgl.cli.recall_report import save_plot
-
-            save_plot(report, args.plot)
+        _save(report, args)
     except (
         AskError,
         DocumentError,
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"rapid-sgl recall: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"rapid-sgl recall: cannot write {args.plot}: {error.strerror or error}", file=sys.stderr)
+        print(f"rapid-sgl recall: cannot write {_written(error, args)}", file=sys.stderr)
         return 1
     if report["note"]:
         print(f"note: {report['note']}", file=sys.stderr)
@@ -97,12 +97,23 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _in_the_store(parser: options.Parser) -> str:
+    """Where a server whose store that is looks for the report."""
+    from rapid_sgl.retrieval.recall_guard import FILE_NAME
+    from rapid_sgl.retrieval.store import default_place
+
+    place = default_place()
+    if "://" in place:
+        parser.error(f"--save: the store {place} is no folder; name a FILE")
+    return str(Path(place).expanduser() / FILE_NAME)
+
+
 def _measure(args: argparse.Namespace, status: Status) -> dict[str, Any]:
     from rapid_sgl.bench.environment import environment
-    from rapid_sgl.retrieval.embedding import EMBEDDED_EMBEDDER
     from rapid_sgl.retrieval.needles import ProbedDocument, planted_document
     from rapid_sgl.retrieval.pipeline import make_vectors
     from rapid_sgl.retrieval.recall import load_questions, measure, summarised
+    from rapid_sgl.retrieval.recall_guard import FORMAT
 
     # Before models are loaded: a bad file is refused at once.
     asked: list[tuple[int | None, ProbedDocument]] = []
@@ -134,14 +145,35 @@ def _measure(args: argparse.Namespace, status: Status) -> dict[str, Any]:
             update=status.update,
         )
     return {
+        "format": FORMAT,
         "environment": environment(args.model_path or "smollm2-135m-instruct"),
-        "embedder": args.embedder or EMBEDDED_EMBEDDER,
+        "embedder": vectors.embedder.id if vectors else None,
         "budget": args.budget,
         "chunk_tokens": args.chunk_tokens,
         "overlap": args.overlap,
+        "threshold": args.threshold,
         "rows": summarised(measurements),
         "note": note,
     }
+
+
+def _save(report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Write the files that were asked for.
+
+    Raises:
+        OSError: one of them cannot be written.
+    """
+    if args.save:
+        Path(args.save).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.save).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        from rapid_sgl.cli.recall_report import save_plot
+
+        save_plot(report, args.plot)
+
+
+def _written(error: OSError, args: argparse.Namespace) -> str:
+    return f"{error.filename or args.plot}: {error.strerror or error}"
 
 
 def _scorers(args: argparse.Namespace) -> dict[str, RetrievalOptions]:
@@ -213,6 +245,14 @@ def _parser() -> options.Parser:
     )
     retrieval_options.add_chunk_flags(parser)
     retrieval_options.add_tokenizer_flag(parser)
+    add(
+        "--save",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="keep the JSON, for `rapid-sgl serve --rapid-min-recall` (default FILE: recall.json in the store's "
+        "folder, $RAPID_STORE or the user's cache)",
+    )
     add("--plot", metavar="FILE", help="save a chart (png, svg, pdf); needs matplotlib")
     add("--json", action="store_true", help="print the JSON line only")
     return parser

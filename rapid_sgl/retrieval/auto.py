@@ -7,8 +7,8 @@ The question of a prompt is read off its text, by this rule:
    results that a template writes as user messages are passed over. A prompt without such a mark (no
    template, a plain completion) is one turn.
 2. *Tail.* The last 400 characters of the turn, from a word on: in "document, then question" the question.
-3. *Paragraphs.* Of the tail its last paragraphs, as few as hold three terms, so that the end of a document
-   does not speak for the question below it.
+3. *Paragraphs.* Of the tail its last paragraphs, as few as hold three terms, or two and a question mark, so
+   that the end of a document does not speak for the question below it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from typing import Any
 from tqdm import tqdm
 
 from rapid_sgl.retrieval.bm25 import Bm25Index, query_terms
+from rapid_sgl.retrieval.breaker import CircuitBreaker, GuardedStore
 from rapid_sgl.retrieval.cache import SelectionCache
 from rapid_sgl.retrieval.chunking import TokenizedText
 from rapid_sgl.retrieval.decoding import TokenDecoder
 from rapid_sgl.retrieval.embedding import Embedder
 from rapid_sgl.retrieval.lru import Lru, content_key
-from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
+from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever, open_store
 from rapid_sgl.retrieval.spans import Span
 from rapid_sgl.retrieval.vectors import ChunkVectors
 
 QUESTION_CHARS = 400  # 60 to 100 tokens of English
 LEAST_TERMS = 3
+QUESTION_MARKS = ("?", "？", "؟", "\u037e")  # the last one is Greek
 # A document is cut up to a multiple of this many tokens: a question that is a few words longer moves the
 # recent window, and would otherwise make another document of it.
 EDGE_GRID = 256
@@ -56,31 +58,42 @@ class PromptSelector:
 
     Args:
         tokenizer: the served model's.
-        scorer: one of ``pipeline.SCORERS``.
+        options: scorer, embedder and store.
 
     Raises:
-        EmbeddingError: ``scorer`` needs the embedded embedding model, which is not installed.
+        EmbeddingError: the scorer needs an embedding model that is not there.
+        StoreError: ``options.store`` is a malformed URL.
     """
 
-    def __init__(self, tokenizer: Any, scorer: str) -> None:
+    def __init__(self, tokenizer: Any, options: RetrievalOptions) -> None:
         # bm25s counts with tqdm, whose default lock is a semaphore between processes: a server that is
         # killed with its children would end with a traceback about it.
         tqdm.set_lock(threading.RLock())
         self._tokenizer = tokenizer
-        self._options = RetrievalOptions(scorer=scorer)
-        self._embedder = None if scorer == "bm25" else Embedder()
+        self._options = options
+        self._embedder = None if options.scorer == "bm25" else Embedder(options.embedder)
+        self._store = open_store(options, self._embedder) if options.store and self._embedder else None
+        self._breaker = CircuitBreaker()
         self._decoder = TokenDecoder(tokenizer)
         # Chunks, indexes and vectors are kept per tenant: what one has sent must not even show in
         # how fast another one is answered.
         self._retrievers: Lru[Hashable, Retriever] = Lru(TENANTS)
 
     def warm_up(self) -> None:
-        """Import what selecting needs and load the embedding model: about a second, ten with a model."""
+        """Import what selecting needs, load the embedding model and open the store: about a second, ten
+        with a model.
+
+        Raises:
+            EmbeddingError: the model cannot be used.
+            StoreError: the store cannot be used for now.
+        """
         Bm25Index(["warm up"]).scores("warm")
         # bm25s sets its own logger to DEBUG on import: a line for every document, in the server's log.
         logging.getLogger("bm25s").setLevel(logging.WARNING)
         if self._embedder is not None:
             self._embedder.query("warm up")
+        if self._store is not None:
+            self._breaker.call(self._store.count)
 
     def select(
         self, ids: Sequence[int], *, budget: int, head: int, recent: int, tenant: Hashable = None
@@ -110,11 +123,18 @@ class PromptSelector:
         return turn_marks(self._tokenizer)
 
     def _retriever(self, tenant: Hashable) -> Retriever:
-        return self._retrievers.get_or_make(tenant, self._new_retriever)
+        return self._retrievers.get_or_make(tenant, lambda: self._new_retriever(tenant))
 
-    def _new_retriever(self) -> Retriever:
-        vectors = None if self._embedder is None else ChunkVectors(self._embedder)
-        return Retriever(self._options, SelectionCache(), vectors)
+    def _new_retriever(self, tenant: Hashable) -> Retriever:
+        return Retriever(self._options, SelectionCache(), self._new_vectors(tenant))
+
+    def _new_vectors(self, tenant: Hashable) -> ChunkVectors | None:
+        if self._embedder is None or self._store is None:
+            return None if self._embedder is None else ChunkVectors(self._embedder)
+        # Requests that name no tenant share what `rapid-sgl index` has stored.
+        named = isinstance(tenant, tuple) and any(part is not None for part in tenant)
+        store = self._store.apart(content_key([repr(tenant)])[:16]) if named else self._store
+        return ChunkVectors(self._embedder, GuardedStore(store, self._breaker))
 
 
 def turn_marks(tokenizer: Any) -> TurnMarks | None:
@@ -144,7 +164,7 @@ def question(text: str, marks: TurnMarks | None) -> str:
     asked = ""
     for paragraph in reversed(re.split(r"\n\s*\n", tail)):
         asked = f"{paragraph}\n\n{asked}".strip()
-        if len(query_terms(asked)) >= LEAST_TERMS:
+        if len(query_terms(asked)) >= (LEAST_TERMS - 1 if asked.endswith(QUESTION_MARKS) else LEAST_TERMS):
             break
     return asked
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 LOCK_TIMEOUT_S = 60.0
 # Chroma's own client waits for ever, and so would a request that needs its spans.
 SERVER_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0  # a host that is gone does not answer at all
 
 
 class StoreError(RuntimeError):
@@ -84,12 +85,13 @@ class _Server:
 
         # First a request with a time limit: the constructor below makes some without.
         url = self.place.rstrip("/") + "/api/v2/heartbeat"
-        if httpx.get(url, timeout=SERVER_TIMEOUT_S).status_code != 200:
+        timeout = httpx.Timeout(SERVER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        if httpx.get(url, timeout=timeout).status_code != 200:
             raise ValueError("it does not answer like Chroma")
         client = chromadb.HttpClient(self._host, self._port, self._ssl, settings=_settings())
         session = getattr(getattr(client, "_server", None), "_session", None)
         if isinstance(session, httpx.Client):  # Chroma has no option for it
-            session.timeout = httpx.Timeout(SERVER_TIMEOUT_S)
+            session.timeout = timeout
         return client
 
 

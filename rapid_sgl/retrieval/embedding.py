@@ -58,6 +58,7 @@ class Embedder:
         self._path = str(embedded_embedder_path()) if name is None else name
         self.id = EMBEDDED_EMBEDDER if name is None else _model_id(name)
         self._model: Any = None
+        self._failed = ""  # why loading it failed; not tried again, which may take a hub's time-outs
         self.known_dimension: int | None = None  # None until the model is loaded
         self._lock = threading.Lock()
 
@@ -101,8 +102,14 @@ class Embedder:
         return np.asarray(vectors, dtype=np.float32)
 
     def _loaded(self) -> Any:
+        if self._failed:
+            raise EmbeddingError(self._failed)
         if self._model is None:
-            self._model = _load("SentenceTransformer", self._path, "--embedder")
+            try:
+                self._model = _load("SentenceTransformer", self._path, "--embedder")
+            except EmbeddingError as error:
+                self._failed = str(error)
+                raise
         return self._model
 
 

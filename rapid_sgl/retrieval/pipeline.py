@@ -181,10 +181,18 @@ def chunker_id(chunk_tokens: int, overlap: int) -> str:
 def make_vectors(options: RetrievalOptions) -> ChunkVectors:
     """Vectors of the embedder and store that the options name."""
     embedder = Embedder(options.embedder)
-    if options.store is None:
-        return ChunkVectors(embedder)
+    return ChunkVectors(embedder, open_store(options, embedder) if options.store else None)
+
+
+def open_store(options: RetrievalOptions, embedder: Embedder) -> ChunkStore:
+    """The store that the options name; nothing is opened before its first use.
+
+    Raises:
+        StoreError: a malformed URL.
+    """
+    assert options.store is not None
     chunker = chunker_id(options.chunk_tokens, options.overlap)
-    return ChunkVectors(embedder, ChunkStore(options.store, embedder, chunker, options.collection))
+    return ChunkStore(options.store, embedder, chunker, options.collection)
 
 
 def _scorer(options: RetrievalOptions, vectors: ChunkVectors | None) -> Scorer:

@@ -155,6 +155,7 @@ def summarised(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
                 "scorer": scorer,
                 "documents": len(group),
                 "tokens": round(sum(item.tokens for item in group) / len(group)),
+                "tokens_max": max(item.tokens for item in group),
                 "questions": {kind: sum(name == kind for name, _ in hits) for kind in kinds},
                 "recall": {kind: _share([good for name, good in hits if name == kind]) for kind in kinds},
                 "embed_s": round(median(embed), 3) if embed else None,

@@ -8,6 +8,7 @@ same record again.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import time
@@ -84,6 +85,13 @@ class ChunkStore:
     def place(self) -> str:
         """Folder or URL."""
         return self._connection.place
+
+    def apart(self, namespace: str) -> ChunkStore:
+        """The same place and collection for chunks that are nobody else's: not even whether a text is
+        stored shows outside of ``namespace``."""
+        other = copy.copy(self)
+        other._chunker = f"{self._chunker}:{namespace}"
+        return other
 
     def vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 [len(texts), dimension], rows of length 1.

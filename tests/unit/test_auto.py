@@ -11,19 +11,13 @@ import pytest
 
 from rapid_sgl.auto import DEADLINE, ERROR, NO_MATCH, AutoSpans
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.models import embedded_model_path
 from rapid_sgl.request import SPANS_KEY, Limits, parse_options, spans_to_wire
+
+pytest_plugins = ("retrieval_fixtures",)
 
 NEEDLE = "The lighthouse keeper named his parrot Balthazar."
 QUESTION = "What did the keeper of the lighthouse call his parrot?"
 HAY = [f"Chapter {n} tells of the weather in town {n}. It rained for days.\n\n" for n in range(220)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(embedded_model_path())
 
 
 def chat(tokenizer, text):

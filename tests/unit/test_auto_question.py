@@ -89,6 +89,9 @@ def test_short_last_paragraph_takes_the_one_before(tokenizer):
     assert question(text, None) == f"{WHICH}\n\nAnswer:"
     assert asked(tokenizer, ("u", text)) == f"{WHICH}\n\nAnswer:"
     assert question("哪艘船带着航海钟？", None) == "哪艘船带着航海钟？"
+    for short in ("Who painted the lighthouse?", "من رسم المنارة؟"):
+        assert question(f"{DOCUMENT}{short}", None) == short
+    assert question(f"{DOCUMENT}{WHICH}\n\nWhy?", None) == f"{WHICH}\n\nWhy?"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n \n", "\x00", "?"])

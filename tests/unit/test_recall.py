@@ -11,6 +11,7 @@ import pytest
 from rapid_sgl.cli import recall as recall_command
 from rapid_sgl.cli import retrieval_options
 from rapid_sgl.cli.asking import load_builder
+from rapid_sgl.cli.recall_report import save_plot
 from rapid_sgl.models import embedded_model_path
 from rapid_sgl.retrieval.bm25 import query_terms, terms
 from rapid_sgl.retrieval.chunking import CHUNK_TOKENS, tokenize
@@ -88,6 +89,7 @@ def test_summary_over_documents():
             "scorer": "bm25",
             "documents": 2,
             "tokens": 100,
+            "tokens_max": 110,
             "questions": {"a": 2, "b": 1},
             "recall": {"a": 0.5, "b": 0.0},
             "embed_s": None,
@@ -165,14 +167,40 @@ def test_recall_reports_a_table_and_one_json_line(tmp_path):
             ["It rained all day.\n\n"] * 300 + ["The vault is blue.\n\n"] + ["The sun came out.\n\n"] * 300
         )
     )
-    result = run(
-        "recall", "--questions", questions, "--budget", "200", "--scorers", "bm25", "--chunk-tokens", "64"
-    )
+    chart, saved = tmp_path / "chart.png", tmp_path / "store" / "recall.json"
+    arguments = ["--budget", "200", "--scorers", "bm25", "--chunk-tokens", "64", "--plot", chart, "--save"]
+    result = run("recall", "--questions", questions, *arguments, RAPID_STORE=str(saved.parent))
     assert result.returncode == 0, result.stderr
     *table, last = result.stdout.splitlines()
     report = json.loads(last)
     assert report["rows"][0]["recall"] == {"user": 1.0} and report["budget"] == 200
     assert any("bm25" in line and "1.00" in line for line in table)
+    assert json.loads(saved.read_text()) == report, "kept where a server with this store looks for it"
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_chart_shows_every_row_and_kind(tmp_path):
+    pytest.importorskip("matplotlib")
+    one = Measurement("bm25", 100, 90, [("a", True), ("b", False)], None, 0.5, [0.001, 0.002])
+    two = Measurement(
+        "dense", 100, 90, [("a", True)], 1.0, 1.5, []
+    )  # kinds may differ, and no later question
+    report = {"budget": 1024, "rows": summarised([one, two])}
+    save_plot(report, tmp_path / "chart.svg")
+    drawing = (tmp_path / "chart.svg").read_text()
+    for label in (
+        "bm25",
+        "dense",
+        "recall within 1,024 tokens",
+        "first question",
+        "<!-- a -->",
+        "<!-- b -->",
+    ):
+        assert label in drawing
+    with pytest.raises(OSError, match="txt"):
+        save_plot(report, tmp_path / "chart.txt")
+    with pytest.raises(OSError, match="No such file"):
+        save_plot(report, tmp_path / "missing" / "chart.png")
 
 
 @pytest.mark.parametrize(
@@ -203,3 +231,9 @@ def test_commands_refuse_with_one_line(arguments, texts, status, tmp_path):
     assert error.startswith(f"rapid-sgl {arguments[0]}: ")
     for text in texts:
         assert text in error
+
+
+def test_a_report_has_no_place_in_a_chroma_server():
+    result = run("recall", "--save", RAPID_STORE="http://127.0.0.1:9")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--save: the store http://127.0.0.1:9 is no folder; name a FILE" in result.stderr

@@ -1,56 +1,16 @@
 """The retriever: from a prompt or bare token ids to spans, and selections used again."""
 
-import os
 from itertools import pairwise
 
 import pytest
 
-from rapid_sgl.models import embedded_model_path
 from rapid_sgl.retrieval.cache import SelectionCache
 from rapid_sgl.retrieval.chunking import chunk, tokenize
 from rapid_sgl.retrieval.decoding import TokenDecoder
-from rapid_sgl.retrieval.embedding import Embedder
 from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
 from rapid_sgl.retrieval.prompt import PromptBuilder
-from rapid_sgl.retrieval.vectors import ChunkVectors
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is first imported
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(embedded_model_path())
-
-
-class CountingEmbedder(Embedder):
-    """The embedded model; remembers which passages it was given."""
-
-    def __init__(self):
-        super().__init__()
-        self.passages = []
-
-    def documents(self, texts):
-        self.passages += texts
-        return super().documents(texts)
-
-
-@pytest.fixture(scope="module")
-def shared_embedder():
-    return CountingEmbedder()
-
-
-@pytest.fixture
-def embedder(shared_embedder):
-    shared_embedder.passages.clear()
-    return shared_embedder
-
-
-@pytest.fixture
-def vectors(embedder):
-    return ChunkVectors(embedder)
+pytest_plugins = ("retrieval_fixtures",)
 
 
 NEEDLE = "A physician prescribed ginger tea for the crew's seasickness."

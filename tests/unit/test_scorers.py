@@ -1,6 +1,5 @@
 """Embedding and scorers on the real model, fusion and diversity in closed form."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -22,38 +21,8 @@ from rapid_sgl.retrieval.scorers import (
     RerankingScorer,
     mmr_order,
 )
-from rapid_sgl.retrieval.vectors import ChunkVectors
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read when torch is first imported
-
-
-class CountingEmbedder(Embedder):
-    """The embedded model; remembers which passages it was given."""
-
-    def __init__(self):
-        super().__init__()
-        self.passages = []
-
-    def documents(self, texts):
-        self.passages += texts
-        return super().documents(texts)
-
-
-@pytest.fixture(scope="module")
-def shared_embedder():
-    return CountingEmbedder()
-
-
-@pytest.fixture
-def embedder(shared_embedder):
-    shared_embedder.passages.clear()
-    return shared_embedder
-
-
-@pytest.fixture
-def vectors(embedder):
-    return ChunkVectors(embedder)
+pytest_plugins = ("retrieval_fixtures",)
 
 
 TEXTS = [
