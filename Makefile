@@ -9,10 +9,10 @@ STAMP := .venv/.rapid-sgl-env
 TOPIC ?= string-methods
 QUESTION ?= What is returned by str.isidentifier?
 
-.PHONY: help env demo test lint clean
+.PHONY: help env demo test bench-quick lint clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+: .*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 env: $(STAMP) ## build .venv with rapid-sgl and the tools for tests and checks
 
@@ -32,6 +32,11 @@ demo: env ## ask the embedded model about a chapter of Python's reference, on a 
 
 test: env ## run the test suite
 	HF_HUB_OFFLINE=1 $(BIN)/pytest
+
+bench-quick: env ## measure the main table again, with charts, into docs/plots (some 15 minutes, nothing else running)
+	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(UV) pip install --quiet --python $(BIN)/python matplotlib
+	$(BIN)/rapid-sgl bench --contexts 2000,6000 --batch 1,4 --workload answer,quote --repeats 1 --new-tokens 32 \
+		--methods target,rag-only,view,rag,copy,ngram --rapid-draft-length 4 --plots docs/plots
 
 lint: env ## lint, formatting and types
 	@# pytest refuses two test files of one name

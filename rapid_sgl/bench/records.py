@@ -1,21 +1,24 @@
-"""From what one run shows (stream events, the server's step totals) to one row per method and cell.
+"""What one run shows: stream events at the client, the server's step totals.
 
-Definitions, also in ``rapid-sgl bench --help``:
+Definitions, also in docs/benchmark.md:
 
 - The *window* of a run opens when the last request of the batch has its first token and closes
   when the first one has ``new_tokens``: in between, the whole batch is decoding. Each request
   counts from its first to its last event inside the window.
 - ``ms_per_token``: those times summed over the requests, divided by their tokens. It is the decode
   time that one request waits per token, whatever the batch; prefill is not in it.
-- Step times and acceptance come from the server's own totals over the same steps.
+- *Inter-token times* are those between the events of the window. An event that brings k tokens counts as k times a
+  k-th of its wait, as in SGLang's ``bench_serving``.
+- Step times and acceptance come from the server's own totals over the same steps; on a server without RAPID,
+  acceptance comes from the answers' ``meta_info``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from rapid_sgl.bench import BenchError
@@ -31,6 +34,11 @@ class Trace:
     events: list[tuple[float, int]]  # arrival, tokens generated so far
     prompt_tokens: int
     cached_tokens: int
+    # from SGLang's meta_info: target passes, drafts proposed and kept, and passes by number of kept drafts
+    passes: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    histogram: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,16 @@ class StepMeans:
     draft_ms: float  # all draft passes of a step
     verify_ms: float
     step_ms: float
+    copied_share: float | None = None  # of the proposed drafts, those that were copied and not computed
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What became of the drafts of whole answers."""
+
+    length: float  # tokens committed per request and step, bonus included
+    rate: float | None  # accepted / proposed
+    histogram: tuple[int, ...] = ()  # steps by number of accepted drafts
 
 
 @dataclass(frozen=True)
@@ -53,21 +71,35 @@ class Run:
     ttft_ms: float  # mean over the requests
     cached_share: float  # of the prompt tokens
     steps: StepMeans | None  # None when the server keeps no RAPID statistics
+    gaps_ms: tuple[float, ...] = field(default=(), repr=False)  # inter-token times
+    acceptance: Acceptance | None = None  # None without speculation
 
 
 def make_run(traces: Sequence[Trace], new_tokens: int, steps: StepMeans | None) -> Run:
     """Condense one run; raises BenchError when it is too short to time."""
-    seconds, tokens = window(traces, new_tokens)
+    timed = window_events(traces, new_tokens)
+    seconds, tokens = _totals(timed)
     return Run(
         ms_per_token=1e3 * seconds / tokens,
         ttft_ms=1e3 * sum(trace.events[0][0] - trace.sent for trace in traces) / len(traces),
         cached_share=sum(t.cached_tokens for t in traces) / max(1, sum(t.prompt_tokens for t in traces)),
         steps=steps,
+        gaps_ms=tuple(inter_token_ms(timed)),
+        acceptance=acceptance(traces),
     )
 
 
 def window(traces: Sequence[Trace], new_tokens: int) -> tuple[float, int]:
     """Seconds and tokens inside the window, summed over the requests (see the module's text).
+
+    Raises:
+        BenchError: as for ``window_events``.
+    """
+    return _totals(window_events(traces, new_tokens))
+
+
+def window_events(traces: Sequence[Trace], new_tokens: int) -> list[list[tuple[float, int]]]:
+    """The events inside the window, per request.
 
     Requests with a single event inside are left out; where that is all of them, the whole run counts.
 
@@ -82,21 +114,60 @@ def window(traces: Sequence[Trace], new_tokens: int) -> tuple[float, int]:
     for groups in (inside, [trace.events for trace in traces]):
         timed = [events for events in groups if len(events) > 1]
         if timed:
-            seconds = sum(events[-1][0] - events[0][0] for events in timed)
-            return seconds, sum(events[-1][1] - events[0][1] for events in timed)
+            return timed
     raise BenchError("the answers came in one piece, so decoding cannot be timed; raise --new-tokens")
 
 
-def step_means(before: Mapping[str, Any], after: Mapping[str, Any]) -> StepMeans | None:
-    """Means of the steps between two of ``StepStats.snapshot``; None when there were none.
+def _totals(timed: Sequence[Sequence[tuple[float, int]]]) -> tuple[float, int]:
+    seconds = sum(events[-1][0] - events[0][0] for events in timed)
+    return seconds, sum(events[-1][1] - events[0][1] for events in timed)
 
-    Steps that drafted are preferred: beside them, plain ones are the exception.
+
+def inter_token_ms(timed: Sequence[Sequence[tuple[float, int]]]) -> list[float]:
+    """Inter-token times of all requests, in ms (see the module's text)."""
+    gaps = []
+    for events in timed:
+        for (before, had), (now, has) in pairwise(events):
+            if has > had:
+                gaps += [1e3 * (now - before) / (has - had)] * (has - had)
+    return gaps
+
+
+def acceptance(traces: Sequence[Trace]) -> Acceptance | None:
+    """Over whole answers, from their ``meta_info``; None on a server that does not speculate."""
+    passes = sum(trace.passes for trace in traces)
+    if not passes:
+        return None
+    proposed, accepted = sum(t.proposed for t in traces), sum(t.accepted for t in traces)
+    return Acceptance(
+        1 + accepted / passes,
+        accepted / proposed if proposed else None,
+        add_histograms([trace.histogram for trace in traces]),
+    )
+
+
+def add_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Element-wise sum; shorter ones end in zeros."""
+    longest = max(map(len, histograms), default=0)
+    return tuple(
+        sum(counts[index] for counts in histograms if index < len(counts)) for index in range(longest)
+    )
+
+
+def accept_by_position(histogram: Sequence[int]) -> list[float]:
+    """Share of the steps that kept draft 1, of those the share that kept draft 2 too, and so on.
+
+    Where chains differ in length, ends of chains count as refusals.
     """
-    for kind in ("drafted", "plain"):
-        total = {name: after[kind][name] - before[kind][name] for name in after[kind]}
-        if total["steps"] > 0:
-            return _means(total)
-    return None
+    reached = [sum(histogram[index:]) for index in range(len(histogram))]
+    return [now / before for before, now in pairwise(reached) if before]
+
+
+def step_means(before: Mapping[str, Any], after: Mapping[str, Any]) -> StepMeans | None:
+    """Means of all steps between two of ``StepStats.snapshot``, drafted or not; None when there were none."""
+    kinds = ("drafted", "plain")
+    total = {name: sum(after[kind][name] - before[kind][name] for kind in kinds) for name in after["drafted"]}
+    return _means(total) if total["steps"] > 0 else None
 
 
 def _means(total: Totals) -> StepMeans:
@@ -108,67 +179,5 @@ def _means(total: Totals) -> StepMeans:
         draft_ms=1e3 * total["draft_s"] / steps if proposed else 0.0,
         verify_ms=1e3 * total["verify_s"] / steps,
         step_ms=1e3 * total["step_s"] / steps,
+        copied_share=total.get("copied", 0) / proposed if proposed else None,
     )
-
-
-def predicted_speedup(accept_length: float, decode_ms: float, draft_ms: float, verify_ms: float) -> float:
-    """DESIGN section 7: tokens of a step times what each would have cost, over what the step costs."""
-    return accept_length * decode_ms / (draft_ms + verify_ms)
-
-
-def make_row(
-    method: str, weights: str, context: int, batch: int, runs: Sequence[Run], target: Sequence[Run]
-) -> dict[str, Any]:
-    """One row of the report: medians over ``runs``, compared with the target's runs of the same cell.
-
-    Args:
-        weights: what drafts ran on.
-        target: empty when the target was not measured; comparisons are then None.
-    """
-    means = [run.steps for run in runs if run.steps]
-    row: dict[str, Any] = {"method": method, "context": context, "batch": batch}
-    row["ms_per_token"] = median(run.ms_per_token for run in runs)
-    for name in ("accept_length", "accept_rate", "draft_ms", "verify_ms"):
-        row[name] = _median(getattr(mean, name) for mean in means)
-    row["decode_ms"] = _median(run.steps.step_ms for run in target if run.steps)
-    row["speedup_vs_target"] = None
-    if target:
-        row["speedup_vs_target"] = median(run.ms_per_token for run in target) / row["ms_per_token"]
-    row["drafter_weights"] = weights
-    row["step_ms"] = _median(mean.step_ms for mean in means)
-    row["outside_share"] = None
-    if means:
-        row["outside_share"] = 1 - (row["draft_ms"] + row["verify_ms"]) / row["step_ms"]
-    row |= _prediction(row)
-    row["ms_per_token_range"] = [pick(run.ms_per_token for run in runs) for pick in (min, max)]
-    pairs = [one.ms_per_token / other.ms_per_token for one, other in zip(target, runs, strict=False)]
-    row["speedup_range"] = [min(pairs), max(pairs)] if pairs else None
-    row["ttft_ms"] = median(run.ttft_ms for run in runs)
-    row["ttft_over_target"] = None
-    if target:
-        row["ttft_over_target"] = row["ttft_ms"] / median(run.ttft_ms for run in target)
-    row["cached_share"] = median(run.cached_share for run in runs)
-    row["mean_batch"] = _median(mean.batch for mean in means)
-    row["repeats"] = len(runs)
-    return {name: _rounded(value) for name, value in row.items()}
-
-
-def _prediction(row: Mapping[str, Any]) -> dict[str, float | None]:
-    if row["decode_ms"] is None or row["verify_ms"] is None or row["method"] == "target":
-        return {"predicted_speedup": None, "measured_over_predicted": None}
-    predicted = predicted_speedup(row["accept_length"], row["decode_ms"], row["draft_ms"], row["verify_ms"])
-    return {
-        "predicted_speedup": predicted,
-        "measured_over_predicted": row["speedup_vs_target"] / predicted,
-    }
-
-
-def _median(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return round(value, 4) if isinstance(value, float) else value

@@ -5,34 +5,26 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rapid_sgl.bench import DRAFTING, BenchError
-from rapid_sgl.bench.prompts import BenchPrompt
+from rapid_sgl.bench import DRAFTING, RETRIEVING, BenchError
+from rapid_sgl.bench.limits import Sizes
 from rapid_sgl.bench.records import Run, StepMeans, Trace, make_run, step_means
 from rapid_sgl.config import WIRE_PREFIX, RapidConfig
 from rapid_sgl.http_client import Client, ServerInfo
 from rapid_sgl.request import SPANS_KEY, spans_to_wire
-
-# The server's totals are read while the batch is still decoding; this many more steps cover the reading.
-SNAPSHOT_STEPS = 3
+from rapid_sgl.retrieval.spans import Span
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """How one run is sampled."""
+class Asked:
+    """One request as it is sent: token ids, and spans where the method takes them."""
 
-    new_tokens: int  # tokens per request inside the window
-    temperature: float
-    config: RapidConfig  # draft length, budget and windows of the drafting methods
-
-    def max_new_tokens(self, method: str) -> int:
-        """Tokens to ask for, so that nobody finishes while the server's totals are being read."""
-        per_step = self.config.draft_length + 1 if method in DRAFTING else 1
-        return self.new_tokens + SNAPSHOT_STEPS * per_step
+    ids: list[int]
+    spans: list[Span] = field(default_factory=list)
 
 
 class Side:
@@ -44,6 +36,8 @@ class Side:
         info: what the server said of itself.
         weights: what drafts run on, ``rapid_drafter_weights``.
         draft_model: name of the server's separate draft model, which then is what drafts run on.
+        retrieval: one of ``rapid_sgl.bench.RETRIEVALS``.
+        varied: options that tell this side from others of the same method; already in ``sizes.config``.
     """
 
     def __init__(
@@ -54,68 +48,98 @@ class Side:
         sizes: Sizes,
         weights: str = "same",
         draft_model: str | None = None,
+        retrieval: str = "bm25",
+        varied: Mapping[str, Any] | None = None,
     ) -> None:
         self.method, self._weights = method, weights
         self.weights = draft_model or weights  # as the report names them
-        self.info, self._url, self._sizes = info, url, sizes
+        self.retrieval = retrieval if method in RETRIEVING else None
+        self.varied = dict(varied or {})
+        self.info, self.url, self.sizes = info, url, sizes
         self._client = new_client(url)
         self._counts_steps = rapid_report(info) is not None
 
     @property
     def name(self) -> str:
-        """The method, with the drafter's weights where they are not the target's."""
-        return self.method if self.weights == "same" else f"{self.method} {self.weights}"
+        """The method, with what sets it apart from others of the same one."""
+        weights = [] if self.weights == "same" else [self.weights]
+        retrieval = [self.retrieval] if self.retrieval not in (None, "bm25") else []
+        varied = [f"{name}={value}" for name, value in self.varied.items()]
+        return " ".join([self.method, *weights, *retrieval, *varied])
 
-    def run(self, prompts: Sequence[BenchPrompt]) -> Run:
-        """Send all prompts at once, let every request finish, and measure.
+    def run(self, asked: Sequence[Asked], temperature: float = 0.0) -> Run:
+        """Send all requests at once, let every one finish, and measure.
 
         Raises:
             ServerError: a request was refused or the server is gone.
             BenchError: the run is too short to time.
         """
         sending = self._totals()
-        progress = _Progress(len(prompts), self._sizes.new_tokens)
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            pending = [pool.submit(self._stream, prompt, progress) for prompt in prompts]
+        progress = _Progress(len(asked), self.sizes.new_tokens)
+        with ThreadPoolExecutor(len(asked)) as pool:
+            pending = [pool.submit(self._stream, one, temperature, progress) for one in asked]
             opened = None
-            if len(prompts) > 1:
+            if len(asked) > 1:
                 progress.all_started.wait()
                 opened = self._totals()
             progress.one_complete.wait()
             closed = self._totals()
             traces = [item.result() for item in pending]
         steps = _means_between(sending, closed)
-        if steps and steps.batch < len(prompts):
+        if steps and steps.batch < len(asked):
             # Somebody decoded before the others had arrived. Few steps may be over before the second reading.
             steps = _means_between(opened, closed) or steps
-        return make_run(traces, self._sizes.new_tokens, steps)
+        return make_run(traces, self.sizes.new_tokens, steps)
 
-    def _stream(self, prompt: BenchPrompt, progress: _Progress) -> Trace:
-        client = new_client(self._url)  # a session of its own: they are not made for threads
+    def forget_prompts(self) -> None:
+        """Empty the server's prefix cache, which takes until the last request has let go of it."""
+        from rapid_sgl.http_client import ServerError
+
+        for attempt in range(20):
+            try:
+                self._client.flush_cache()
+                return
+            except ServerError:
+                if attempt == 19:
+                    raise
+                time.sleep(0.5)
+
+    def _stream(self, asked: Asked, temperature: float, progress: _Progress) -> Trace:
+        client = new_client(self.url)  # a session of its own: they are not made for threads
         events: list[tuple[float, int]] = []
         meta: dict[str, Any] = {}
+        body = self._body(asked, temperature)
         progress.send_together.wait()
         sent = time.perf_counter()
         try:
-            for chunk in client.stream(incremental=self.info.incremental_stream, **self._body(prompt)):
+            for chunk in client.stream(incremental=self.info.incremental_stream, **body):
                 events.append((chunk.arrived, chunk.completion_tokens))
                 meta = chunk.meta_info
                 progress.note(first=len(events) == 1, tokens=chunk.completion_tokens)
         finally:
             progress.ended()
         if not events:
-            raise BenchError(f"{self._url} closed a stream without an answer; look at the server's log")
-        return Trace(sent, events, int(meta.get("prompt_tokens", 0)), int(meta.get("cached_tokens", 0)))
+            raise BenchError(f"{self.url} closed a stream without an answer; look at the server's log")
+        return Trace(
+            sent,
+            events,
+            int(meta.get("prompt_tokens", 0)),
+            int(meta.get("cached_tokens", 0)),
+            int(meta.get("spec_verify_ct") or 0),
+            int(meta.get("spec_num_proposed_drafts") or 0),
+            int(meta.get("spec_num_correct_drafts") or 0),
+            tuple(meta.get("spec_correct_drafts_histogram") or ()),
+        )
 
-    def _body(self, prompt: BenchPrompt) -> dict[str, Any]:
+    def _body(self, asked: Asked, temperature: float) -> dict[str, Any]:
         sampling: dict[str, Any] = {
-            "temperature": self._sizes.temperature,
-            "max_new_tokens": self._sizes.max_new_tokens(self.method),
+            "temperature": temperature,
+            "max_new_tokens": self.sizes.max_new_tokens(self.method),
             "ignore_eos": True,
         }
         if self._counts_steps:
-            sampling["custom_params"] = custom_params(self.method, self._sizes.config, prompt, self._weights)
-        return {"input_ids": prompt.ids, "sampling_params": sampling}
+            sampling["custom_params"] = custom_params(self.method, self.sizes.config, asked, self._weights)
+        return {"input_ids": asked.ids, "sampling_params": sampling}
 
     def _totals(self) -> dict[str, Any] | None:
         return rapid_report(self._client.info()) if self._counts_steps else None
@@ -151,14 +175,16 @@ def _means_between(before: dict[str, Any] | None, after: dict[str, Any] | None) 
     return step_means(before, after) if before is not None and after is not None else None
 
 
-def custom_params(
-    method: str, config: RapidConfig, prompt: BenchPrompt, weights: str = "same"
-) -> dict[str, Any]:
+def custom_params(method: str, config: RapidConfig, asked: Asked, weights: str = "same") -> dict[str, Any]:
     """The request options that make the difference between the methods."""
     if method not in DRAFTING:
-        return {f"{WIRE_PREFIX}drafter": "off"}
-    wire = replace(config, drafter=method, drafter_weights=weights).to_wire()
-    return {**wire, SPANS_KEY: spans_to_wire(prompt.spans)}
+        return {f"{WIRE_PREFIX}drafter": "off"}  # which stops copies too
+    if method == "copy":
+        # A prompt that fits the budget is not drafted by a model.
+        config = replace(config, copy="on", budget=max(config.budget, len(asked.ids)))
+    drafter = "rag" if method == "rag" else "view"
+    wire = replace(config, drafter=drafter, drafter_weights=weights).to_wire()
+    return {**wire, SPANS_KEY: spans_to_wire(asked.spans)} if asked.spans else wire
 
 
 def rapid_report(info: ServerInfo) -> dict[str, Any] | None:
@@ -171,37 +197,3 @@ def rapid_report(info: ServerInfo) -> dict[str, Any] | None:
 def new_client(url: str) -> Client:
     """A client with a session of its own; the key comes from OPENAI_API_KEY, as for ``rapid-sgl ask``."""
     return Client(url, os.environ.get("OPENAI_API_KEY"))
-
-
-def kv_slots(method: str, context: int, batch: int, sizes: Sizes) -> int:
-    """KV slots that a cell needs at its fullest."""
-    verifying = 2 * (sizes.config.draft_length + 1)  # reserved by SGLang for two steps ahead
-    return batch * (context + sizes.max_new_tokens(method) + verifying)
-
-
-def check_fits(side: Side, context: int, batch: int, sizes: Sizes) -> None:
-    """Refuse a cell that the server would reject or queue.
-
-    Raises:
-        BenchError: naming the limit and the flag that changes it.
-    """
-    raw, answer = side.info.raw, sizes.max_new_tokens(side.method)
-    room = side.info.max_prompt_tokens(answer)
-    if context > room:
-        raise BenchError(
-            f"context {context} with {answer} new tokens is more than the server takes: "
-            f"prompts may have {room} tokens; use shorter contexts or a model with a longer one"
-        )
-    running = raw.get("max_running_requests")
-    if running and batch > running:
-        raise BenchError(
-            f"batch {batch} exceeds the server's {running} running requests; "
-            "use a smaller --batch or start the server with a larger --max-running-requests"
-        )
-    slots = kv_slots(side.method, context, batch, sizes)
-    pool = raw.get("max_total_num_tokens")
-    if pool and slots > pool:
-        raise BenchError(
-            f"{batch} requests of {context} tokens need {slots} KV slots, the server has {pool}; "
-            f"start it with --max-total-tokens {slots} or more"
-        )

@@ -26,22 +26,61 @@ COLUMNS = (
     ("predicted", "predicted_speedup", "{:.2f}x"),
     ("speedup", "speedup_vs_target", "{:.2f}x"),
     ("ttft ms", "ttft_ms", "{:.0f}"),
+    ("p50", "inter_token_p50_ms", "{:.1f}"),
+    ("p99", "inter_token_p99_ms", "{:.1f}"),
+    ("tokens/s", "tokens_per_s", "{:.1f}"),
+    ("end to end s", "end_to_end_ms", "{:.2f}"),
+    ("KV MB", "kv_mb", "{:.0f}"),
 )
+# Columns that are shown only where their values differ, since most measurements do not vary them.
+VARYING = (
+    ("workload", "workload", "{}"),
+    ("T", "temperature", "{:g}"),
+    ("spans", "retrieval", "{}"),
+    ("options", "varied", "{}"),
+)
+SECONDS = ("end_to_end_ms",)
 # Without a terminal rich assumes 80 columns and would cut every number short.
-PIPED_WIDTH = 170
+PIPED_WIDTH = 240
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows of ``rapid-sgl bench``, one section per context and batch."""
+    """Print the rows of ``rapid-sgl bench``, one section per cell."""
+    columns = _columns(rows)
     table = Table()
-    for heading, _, _ in COLUMNS:
+    for heading, _, _ in columns:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for index, row in enumerate(rows):
-        cell = (row["context"], row["batch"])
         following = rows[index + 1] if index + 1 < len(rows) else None
-        ends = following is not None and (following["context"], following["batch"]) != cell
-        table.add_row(*(_shown(row[key], form) for _, key, form in COLUMNS), end_section=ends)
+        ends = following is not None and _cell(following) != _cell(row)
+        table.add_row(*(_shown(_value(row, key), form) for _, key, form in columns), end_section=ends)
     _print(table)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """The usual columns, behind the method those that tell rows of one method apart; none that is empty."""
+    varying = [column for column in VARYING if len({str(row.get(column[1])) for row in rows}) > 1]
+    usual = [column for column in COLUMNS if any(row.get(column[1]) is not None for row in rows)]
+    return [*usual[:1], *varying, *usual[1:]]
+
+
+def _cell(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in ("workload", "temperature", "context", "batch"))
+
+
+def _value(row: Mapping[str, Any], key: str) -> Any:
+    value = row.get(key)
+    if key == "varied":
+        return " ".join(f"{name}={one}" for name, one in (value or {}).items()) or None
+    return value / 1e3 if key in SECONDS and value is not None else value
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same table in Markdown."""
+    columns = _columns(rows)
+    lines = [[heading for heading, _, _ in columns], ["---"] * len(columns)]
+    lines += [[_shown(_value(row, key), form) for _, key, form in columns] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def print_steps(report: Mapping[str, Any]) -> None:

@@ -12,60 +12,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rapid_sgl.bench import DRAFTING, METHODS
-from rapid_sgl.cli import options
-from rapid_sgl.cli.numbers import at_least, int_list, name_list
-from rapid_sgl.config import DRAFTER_WEIGHTS, RapidConfig, RapidOptionError
+from rapid_sgl.bench import DRAFTING, OWN_SERVER
+from rapid_sgl.cli import bench_options, options
+from rapid_sgl.config import AUTO, RapidOptionError
 
 if TYPE_CHECKING:
-    from rapid_sgl.bench.runner import Side, Sizes
+    from rapid_sgl.bench.limits import Sizes
+    from rapid_sgl.bench.runner import Side
     from rapid_sgl.cli.progress import Status
     from rapid_sgl.http_client import ServerInfo
 
-DESCRIPTION = """\
-Compare decoding methods on one server, by request option, so that both sides share weights and
-prefix cache. Starts a server of its own and stops it afterwards, or uses --server; nobody else
-should use the server or the machine meanwhile. `rapid-sgl bench steps` times the forward passes
-alone, without a server.
-
-methods:
-  target        the full context, no drafts (rapid_drafter=off)
-  view          drafts from a view of the target's own KV cache, verified by the target
-  rag           drafts from a re-encoded short prompt: head, spans and recent window
-  torch_native  no drafts, on a second server with SGLang's own torch_native attention; slow
-
-examples:
-  rapid-sgl bench
-  rapid-sgl bench --contexts 3500 --batch 8 --draft-length 6 --server http://127.0.0.1:30000
-  rapid-sgl bench --methods target,view,rag --drafter-weights same,int8
-  rapid-sgl bench --contexts 16000 --repeats 3 --model-path Qwen/Qwen2.5-7B-Instruct -- --dtype bfloat16
-  rapid-sgl bench --json | tail -1 | jq '.rows[] | [.method, .context, .speedup_vs_target]'
-
-Every cell (context x batch) is warmed up, so its prompts lie in the prefix cache, then measured
---repeats times with the methods taking turns; the report shows medians. Prompts are different
-parts of Python's language reference under the model's chat template, other ones in each repeat. A table goes to stdout and,
-last, one JSON line {"environment": ..., "rows": [...]} with one row per method and cell:
-
-  ms_per_token       decode time per token of one request, prefill left out. Measured from the moment
-                     when the whole batch has first tokens until one request has --new-tokens; each
-                     request counts from its first to its last stream event in between, and the times
-                     of all requests are divided by all their tokens
-  accept_length      tokens committed per request and step, the target's own token included
-  accept_rate        accepted drafts / proposed drafts
-  draft_ms           all draft passes of a step; 0 where the prompt fits the budget and nothing is drafted
-  verify_ms          the target's pass of a step
-  step_ms            a whole step; outside_share is the part of it that is neither draft nor verify
-  decode_ms          a whole step of method target in the same cell: one token per request
-  predicted_speedup  accept_length * decode_ms / (draft_ms + verify_ms)
-  speedup_vs_target  ms_per_token of target / ms_per_token; measured_over_predicted compares the two
-  *_range            smallest and largest over the repeats (speedup_range: of pairs in one repeat)
-  ttft_ms            request sent to first token, prompt cached; mean over the batch. ttft_over_target
-                     compares it with method target
-  drafter_weights    what drafts ran on: the served weights (same), a quantised twin, or the draft model's name
-  cached_share       part of the prompt tokens that came from the prefix cache
-  mean_batch         requests per step; other than batch when they did not all run together, or when
-                     somebody else used the server
-"""
+# SGLang keeps a few positions of the context for itself and for drafts under way.
+POSITIONS_IN_RESERVE = 64
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
         from rapid_sgl.cli import bench_steps
 
         return bench_steps.main(argv[1:])
-    parser = _parser()
-    args, server_args = _parse(parser, list(argv))
+    args, server_args = bench_options.parse(list(argv))
     # A terminated bench must still stop its servers, which only an exception does.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
@@ -101,51 +58,71 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Status) -> dict[str, Any]:
-    from rapid_sgl.bench.servers import draft_model_side, torch_native_side
-    from rapid_sgl.bench.session import measure
+    from rapid_sgl.bench.plots import check_matplotlib, save_plots
+    from rapid_sgl.bench.servers import OwnServers, rope_scaling
+    from rapid_sgl.bench.session import Axes, Measurement, shared_sides
     from rapid_sgl.cli.asking import load_builder
 
+    if args.plots:
+        check_matplotlib()
     given = options.given_rapid_options(args)
+    if any("draft_length" in form for form in args.vary):
+        longest = max(int(form["draft_length"]) for form in args.vary if form["draft_length"] != AUTO)
+        given.setdefault("max_draft_length", longest)
     with contextlib.ExitStack() as servers:
-        url, info = servers.enter_context(_server(args, given, server_args, status))
+        override = rope_scaling(args, _longest(args, given)) if not args.server else None
+        url, info = servers.enter_context(_server(args, given, server_args, override, status))
         sizes = _sizes(args, info, given)
         builder = load_builder(args.model_path or info.tokenizer_path)
-        sides = []
+        own = OwnServers(servers, args, info, sizes, override, status.update)
+        forms = {"weights": args.drafter_weights, "retrievals": args.retrieval, "variants": args.vary}
+        sides: list[Side] = []
         for method in args.methods:
-            if method == "torch_native":
-                sides.append(torch_native_side(servers, args, info, sizes, status.update))
-                continue
-            for weights in args.drafter_weights if method in DRAFTING else ["same"]:
-                sides.append(_side(method, url, sizes, weights))
-        if args.draft_model:
-            sides.append(draft_model_side(servers, args, given, sizes, status.update))
-        return measure(
-            sides, builder, args.contexts, args.batch, sizes, repeats=args.repeats, update=status.update
+            if method in OWN_SERVER:
+                sides.append(own.side(method))
+            else:
+                sides += shared_sides(method, url, info, sizes, **forms)
+        if args.draft_model and "standalone" not in args.methods:
+            sides.append(own.draft_model_side(given))
+        axes = Axes(args.contexts, args.batch, args.repeats, args.workload, args.temperature)
+        report = Measurement(sides, builder, axes, status.update).report(
+            {"rope_scaling": override["rope_parameters"]} if override else None
         )
+    if args.plots:
+        for path in save_plots(report, args.plots):
+            status.update(f"wrote {path}")
+    return report
+
+
+def _longest(args: argparse.Namespace, given: dict[str, Any]) -> int:
+    """Positions that the longest prompt and its answer take; the server keeps some in reserve."""
+    from rapid_sgl.bench.limits import Sizes
+
+    sizes = Sizes(args.new_tokens, options.rapid_config(given))
+    return max(args.contexts) + sizes.max_new_tokens("view") + POSITIONS_IN_RESERVE
 
 
 def _sizes(args: argparse.Namespace, info: ServerInfo, given: dict[str, Any]) -> Sizes:
-    from rapid_sgl.bench.runner import Sizes
+    from rapid_sgl.bench.limits import Sizes
     from rapid_sgl.bench.session import drafting_config
 
-    # Without drafts no option of RAPID matters, and any SGLang server will do.
+    # Without drafts only the budget of rag-only matters, and any SGLang server will do.
     drafting = any(method in DRAFTING for method in args.methods)
-    config = drafting_config(info, given) if drafting else RapidConfig()
-    return Sizes(args.new_tokens, args.temperature, config)
-
-
-def _side(method: str, url: str, sizes: Sizes, weights: str = "same") -> Side:
-    from rapid_sgl.bench.runner import Side, new_client
-
-    return Side(method, url, new_client(url).info(), sizes, weights)
+    config = drafting_config(info, given) if drafting else options.rapid_config(given)
+    return Sizes(args.new_tokens, config)
 
 
 @contextlib.contextmanager
 def _server(
-    args: argparse.Namespace, given: dict[str, Any], server_args: Sequence[str], status: Status
+    args: argparse.Namespace,
+    given: dict[str, Any],
+    server_args: Sequence[str],
+    override: dict[str, Any] | None,
+    status: Status,
 ) -> Iterator[tuple[str, ServerInfo]]:
     """Address of the named server, or of one that lives as long as the block, and what it says of itself."""
     from rapid_sgl.bench.runner import new_client
+    from rapid_sgl.bench.servers import override_flags
     from rapid_sgl.client import Server
     from rapid_sgl.models import embedded_model_path
 
@@ -158,86 +135,7 @@ def _server(
     status.update("starting the server")
     with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
         twin = [f"--rapid-drafter-weights={name}" for name in args.drafter_weights if name != "same"]
-        flags = [*model, *options.rapid_flags(given), *twin, *server_args]
+        flags = [*model, *options.rapid_flags(given), *twin, *override_flags(override), *server_args]
         with Server.start(flags, log_path=Path(folder) / "server.log") as server:
             yield server.url, server.client.info()
             status.update("stopping the server")
-
-
-def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The parsed command line and what follows ``--``."""
-    own, server_args = options.split_server_args(argv)
-    args, extra = parser.parse_known_args(own)
-    options.refuse_unknown_rapid_flags(parser, extra)
-    if extra:
-        parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")
-    if args.server and server_args:
-        parser.error("flags behind `--` are for a server that bench starts; leave out --server or the flags")
-    if args.rapid_drafter is not None:
-        parser.error("--rapid-drafter has no effect here; --methods says which drafters are compared")
-    if args.rapid_drafter_weights is not None:
-        parser.error("--rapid-drafter-weights has no effect here; use --drafter-weights")
-    if len(set(args.drafter_weights) - {"same"}) > 1:
-        parser.error("--drafter-weights takes one twin besides same: a server holds one")
-    if args.temperature < 0:
-        parser.error(f"--temperature {args.temperature:g} is negative; use 0 (greedy) or more")
-    try:
-        options.rapid_config(options.given_rapid_options(args))
-    except RapidOptionError as error:
-        parser.error(str(error))
-    return args, server_args
-
-
-def _parser() -> options.Parser:
-    parser = options.Parser(
-        prog="rapid-sgl bench",
-        usage="rapid-sgl bench [options] [-- server flags]\n       rapid-sgl bench steps --help",
-        description=DESCRIPTION,
-    )
-    add = parser.add_argument
-    add(
-        "--contexts",
-        type=int_list,
-        default=[1000, 3500, 7000],
-        metavar="N,N",
-        help="(default: 1000,3500,7000)",
-    )
-    add("--batch", type=int_list, default=[1, 8], metavar="N,N", help="requests at once (default: 1,8)")
-    add(
-        "--methods",
-        type=name_list(METHODS, "method"),
-        default=["target", "view"],
-        metavar="M,M",
-        help="(default: target,view)",
-    )
-    add(
-        "--drafter-weights",
-        type=name_list(DRAFTER_WEIGHTS, "kind of weights"),
-        default=["same"],
-        metavar="W,W",
-        help="what view and rag draft with, each measured: same and one of int8, fp8, int4 (default: same)",
-    )
-    add(
-        "--draft-model",
-        metavar="MODEL",
-        help="measure rag on a second server too, with this model (folder or hub id) as its draft model",
-    )
-    add("--new-tokens", type=at_least(2), default=64, metavar="N", help="tokens per answer (default: 64)")
-    add("--repeats", type=at_least(1), default=5, metavar="N", help="measured runs per method (default: 5)")
-    add("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    add("--server", metavar="URL", help="use this running SGLang server (key: OPENAI_API_KEY)")
-    add(
-        "--model-path",
-        metavar="MODEL",
-        help="model to serve (default: the embedded one); with --server: where to load its tokenizer from",
-    )
-    add("--json", action="store_true", help="print the JSON line only")
-    options.add_rapid_flags(parser)
-    add(
-        "--draft-length",
-        dest="rapid_draft_length",
-        type=int,
-        metavar="N",
-        help="same as --rapid-draft-length",
-    )
-    return parser

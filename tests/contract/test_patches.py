@@ -17,6 +17,7 @@ from rapid_sgl.server_patches import (
     row_writer,
     seeded_hash,
     server_info,
+    spec_baselines,
 )
 
 TARGETS = [
@@ -32,6 +33,8 @@ TARGETS = [
     ("row_writer", row_writer.TARGET),
     ("seeded_hash", seeded_hash.TARGET),
     ("server_info", server_info.TARGET),
+    *(("spec_baselines", target) for target in spec_baselines.REPLACED),
+    ("spec_baselines", spec_baselines.BACKEND_TARGET),
 ]
 
 
@@ -95,6 +98,33 @@ def test_what_auto_spans_reads_and_writes():
     source = inspect.getsource(inspect.unwrap(TokenizerManager._handle_batch_request))
     source += inspect.getsource(inspect.unwrap(TokenizerManager.generate_request))
     assert source.count("_dispatch_to_scheduler(") == 0 and source.count("self._send_") >= 5
+
+
+def test_spec_baselines_take_what_sglang_passes():
+    """Each replacement has the parameters of the function that it stands in for, under the same names."""
+    for target, function in spec_baselines.REPLACED.items():
+        assert parameters(target) == list(inspect.signature(function).parameters), target
+    theirs = list(inspect.signature(spec_baselines.create_backend).parameters)[2:]
+    assert parameters(spec_baselines.BACKEND_TARGET)[1:] == theirs
+
+
+def test_spec_baselines_fill_what_sglang_lacks():
+    """The names that are None without a GPU exist, are called under these parameters, and no hook is needed."""
+    import importlib
+
+    for path, names in spec_baselines.ABSENT.items():
+        module = importlib.import_module(path)
+        assert all(name in module.__all__ for name in names)
+    spec_baselines.provide_kernels()
+    from sglang.kernels.ops.speculative import reconstruct_tree
+    from sglang.srt.speculative import eagle_utils
+
+    wanted = parameters(f"{spec_baselines.OPS}.reconstruct_tree.reconstruct_indices_from_tree_mask_func")
+    ours = list(inspect.signature(reconstruct_tree.reconstruct_indices_from_tree_mask).parameters)
+    assert len(ours) == len(wanted)  # SGLang passes them by position
+    source = inspect.getsource(eagle_utils.eagle_sample)
+    for name in inspect.signature(spec_baselines.spec_ops.tree_sampling).parameters:
+        assert f"{name}=" in source
 
 
 def test_row_writer_writes_what_the_kernel_would():

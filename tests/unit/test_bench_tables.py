@@ -8,15 +8,24 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.bench.environment import environment
-from rapid_sgl.bench.prompts import bench_prompts
-from rapid_sgl.bench.records import Run, StepMeans, Trace, make_row, make_run, predicted_speedup, step_means
+from rapid_sgl.bench.limits import Sizes, check_fits, kv_mb, kv_token_bytes
+from rapid_sgl.bench.prompts import SpanChooser, bench_prompts
+from rapid_sgl.bench.records import (
+    Acceptance,
+    Run,
+    StepMeans,
+    Trace,
+    accept_by_position,
+    make_run,
+    step_means,
+)
 from rapid_sgl.bench.records import window as measured
-from rapid_sgl.bench.runner import Side, Sizes, check_fits, custom_params
-from rapid_sgl.bench.session import drafting_config
+from rapid_sgl.bench.rows import make_row, percentile, predicted_speedup
+from rapid_sgl.bench.runner import Asked, Side, custom_params
+from rapid_sgl.bench.session import drafting_config, shared_sides
 from rapid_sgl.bench.steps import summary
 from rapid_sgl.bench.table import print_rows, print_steps
 from rapid_sgl.config import RapidConfig, RapidOptionError
@@ -38,8 +47,8 @@ def means(accept_length=4.0, draft_ms=40.0, verify_ms=80.0, step_ms=125.0, batch
     return StepMeans(batch, accept_length, rate, draft_ms, verify_ms, step_ms)
 
 
-def run_of(ms_per_token, steps=None, ttft_ms=50.0):
-    return Run(ms_per_token, ttft_ms, 0.99, steps)
+def run_of(ms_per_token, steps=None, ttft_ms=50.0, **more):
+    return Run(ms_per_token, ttft_ms, 0.99, steps, **more)
 
 
 class TestWindow:
@@ -92,11 +101,20 @@ class TestStepMeans:
         self._steps(stats, [[1, 2, 3, 4], [1, 2]], [4, 0])
         before = stats.snapshot()
         self._steps(stats, [[1, 2, 3, 4], [5, 6, 7, 8]], [3, 1])
-        self._steps(stats, [[1, 2, 3, 4], [5, 6, 7, 8]], [4, 4])
+        self._steps(stats, [[1, 2, 3, 4], [5, 6, 7, 8]], [4, 4], copied=[1, 0])
         result = step_means(before, stats.snapshot())
         assert result.batch == 2 and result.accept_rate == 12 / 16
         assert result.accept_length == (4 + 12) / 4
         assert result.draft_ms >= 0 and result.draft_ms + result.verify_ms <= result.step_ms
+        assert result.copied_share == 4 / 16
+
+    def test_steps_without_drafts_count_beside_others(self):
+        stats = StepStats()
+        before = stats.snapshot()
+        self._steps(stats, [[1, 2, 3, 4]], [4])
+        self._steps(stats, [[]], [0])
+        result = step_means(before, stats.snapshot())
+        assert result.accept_length == 3 and result.accept_rate == 1 and result.batch == 1
 
     def test_steps_without_drafts(self):
         stats = StepStats()
@@ -110,12 +128,12 @@ class TestStepMeans:
         assert step_means(stats.snapshot(), stats.snapshot()) is None
 
     @staticmethod
-    def _steps(stats, chains, accepted):
+    def _steps(stats, chains, accepted, copied=None):
         with stats.step() as step:
             for phase in ("encode", "draft", "verify"):
                 with step.timed(phase):
                     pass
-            step.count(chains, torch.tensor(accepted))
+            step.count(chains, accepted, copied or [0] * len(chains))
 
 
 TARGET = (
@@ -174,6 +192,93 @@ class TestRow:
         assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
+class TestNewFields:
+    def row(self, **facts):
+        runs = [
+            run_of(20.0, means(), gaps_ms=(10.0, 30.0), acceptance=Acceptance(2.0, 0.5, (1, 2, 1))),
+            run_of(20.0, means(), gaps_ms=(50.0,), acceptance=Acceptance(2.0, 0.5, (0, 1, 1, 2))),
+        ]
+        return make_row("view", "same", 3500, 8, runs, TARGET, **facts)
+
+    def test_throughput_and_inter_token_times(self):
+        row = self.row()
+        assert row["tokens_per_s"] == 400.0
+        assert (row["inter_token_p50_ms"], row["inter_token_p99_ms"]) == (30.0, 50.0)
+
+    def test_end_to_end_has_retrieval_and_prefill(self):
+        row = self.row(cold_ttft_ms=1000.0, retrieval_ms=5.0, new_tokens=11)
+        assert row["end_to_end_ms"] == 5 + 1000 + 10 * 20
+        assert self.row(cold_ttft_ms=None, new_tokens=11)["end_to_end_ms"] is None
+
+    def test_acceptance_by_position_pools_the_repeats(self):
+        # 8 steps together: 1 kept none, 3 one, 2 two, 2 three
+        assert self.row()["accept_by_position"] == pytest.approx([7 / 8, 4 / 7, 2 / 4], abs=1e-4)
+        assert accept_by_position([3]) == [] and accept_by_position([]) == []
+
+    def test_without_rapid_acceptance_comes_from_the_answers(self):
+        runs = [run_of(20.0, acceptance=Acceptance(3.0, 0.5, (1, 1)))]
+        row = make_row("ngram", "same", 3500, 1, runs, TARGET)
+        assert row["accept_length"] == 3.0 and row["accept_rate"] == 0.5 and row["draft_ms"] is None
+
+    def test_plain_rag_has_no_prediction(self):
+        row = make_row("rag-only", "same", 3500, 1, [run_of(9.0, means(1.0, 0.0, rate=None))], TARGET)
+        assert row["speedup_vs_target"] > 1 and row["predicted_speedup"] is None
+
+    def test_traces_give_gaps_and_acceptance(self):
+        one = Trace(
+            0.0, [(1.0, 1), (1.3, 4), (1.4, 5)], 9, 9, passes=2, proposed=8, accepted=3, histogram=(0, 1, 1)
+        )
+        run = make_run([one], 5, None)
+        assert run.gaps_ms == pytest.approx((100.0,) * 4)
+        assert run.acceptance == Acceptance(2.5, 3 / 8, (0, 1, 1))
+        assert make_run([trace((1.0, 1), (2.0, 9))], 8, None).acceptance is None
+
+    def test_percentiles_are_by_nearest_rank(self):
+        values = [float(value) for value in range(1, 101)]
+        assert (percentile(values, 0.5), percentile(values, 0.99), percentile([], 0.5)) == (50.0, 99.0, None)
+
+
+class TestMemory:
+    SIZES = Sizes(64, RapidConfig(draft_length=4))
+
+    def test_bytes_of_a_token_of_the_embedded_model(self):
+        """30 layers of 3 KV heads of 64, keys and values, float32."""
+        assert kv_token_bytes(str(embedded_model_path()), "float32") == 30 * 3 * 64 * 2 * 4
+
+    def test_what_drafts_hold_besides_the_target(self):
+        target, view, rag, standalone, short = (
+            kv_mb(method, 7000, 2, self.SIZES, 1000, 500)
+            for method in ("target", "view", "rag", "standalone", "rag-only")
+        )
+        assert view == pytest.approx(2 * (7000 + 64 + 3 * 5 + 10) / 1e3)
+        assert rag - view == pytest.approx(2 * (1024 + 64 + 15) * 500 / 1e6)
+        assert standalone == pytest.approx(1.5 * view) and short < target / 5 and target < view
+        assert kv_mb("view", 7000, 2, self.SIZES, None, None) is None
+
+
+def test_every_form_of_a_method_once():
+    """A method is measured once per value of what it knows of, and not again for what it does not."""
+    sizes = Sizes(64, RapidConfig(draft_length=4))
+
+    def forms(method, variants):
+        sides = shared_sides(
+            method, "http://127.0.0.1:1", server_info(), sizes,
+            weights=["same", "int8"], retrievals=["oracle", "random"], variants=variants,
+        )  # fmt: skip
+        return [side.name for side in sides]
+
+    both = [{"copy": copy, "budget": budget} for copy in ("on", "off") for budget in (700, 900)]
+    assert forms("target", both) == ["target"]
+    assert len(forms("view", both)) == 2 * 2 * 4 and "view int8 random copy=off budget=900" in forms(
+        "view", both
+    )
+    assert forms("recent", [{}]) == ["recent", "recent int8"]
+    assert forms("copy", both) == ["copy"]
+    assert forms("rag-only", both) == [
+        f"rag-only {kind} budget={budget}" for budget in (700, 900) for kind in ("oracle", "random")
+    ]
+
+
 def test_prediction_is_the_cost_model():
     """Equals step(gamma) and tokens(gamma, a) of DESIGN section 7 for its own definitions."""
     gamma, accept, draft, verify, decode = 4, 0.8, 10.0, 60.0, 50.0
@@ -193,26 +298,32 @@ class TestPrompts:
 
     @pytest.mark.parametrize("context", [80, 200, 1000])
     def test_exact_length_and_different_members(self, builder, context):
-        prompts = bench_prompts(builder, context, 8, SMALL)
+        prompts = bench_prompts(builder, context, 8)
         assert [len(prompt.ids) for prompt in prompts] == [context] * 8
         assert len({tuple(prompt.ids) for prompt in prompts}) == 8
-        again = bench_prompts(builder, context, 2, SMALL)
+        again = bench_prompts(builder, context, 2)
         assert [prompt.ids for prompt in again] == [prompt.ids for prompt in prompts[:2]]
 
     def test_the_spans_are_what_a_server_accepts(self, builder):
-        for prompt in bench_prompts(builder, 1000, 3, SMALL):
-            assert prompt.spans
-            wire = custom_params("view", SMALL, prompt)
-            options = parse_options(wire, RapidConfig(), Limits(1000, 4))
-            assert options.config == SMALL and list(options.spans) == prompt.spans
-            off = parse_options(custom_params("target", SMALL, prompt), RapidConfig(), Limits(1000, 4))
+        for prompt in bench_prompts(builder, 1000, 3):
+            asked = Asked(prompt.ids, SpanChooser().find(prompt, "bm25", SMALL).spans)
+            assert asked.spans
+            options = parse_options(custom_params("view", SMALL, asked), RapidConfig(), Limits(1000, 10))
+            assert options.config == SMALL and list(options.spans) == asked.spans
+            off = parse_options(custom_params("target", SMALL, asked), RapidConfig(), Limits(1000, 10))
             assert off.config.drafter == "off" and off.spans == ()
+
+    def test_copies_alone_leave_nothing_to_draft(self):
+        """A prompt within the budget gets no draft row, so that copies are all there is."""
+        wire = custom_params("copy", SMALL, Asked([0] * 5000))
+        options = parse_options(wire, RapidConfig(), Limits(5000, 10))
+        assert options.config.budget == 5000 and options.config.copy == "on" and options.spans == ()
 
     def test_too_short_and_too_long(self, builder):
         with pytest.raises(BenchError, match="no room"):
-            bench_prompts(builder, 10, 1, SMALL)
+            bench_prompts(builder, 10, 1)
         with pytest.raises(BenchError, match="longer than the built-in text"):
-            bench_prompts(builder, 10**6, 1, SMALL)
+            bench_prompts(builder, 10**6, 1)
 
 
 def server_info(**raw):
@@ -226,7 +337,7 @@ def server_info(**raw):
 
 
 class TestLimits:
-    SIZES = Sizes(64, 0.0, RapidConfig())
+    SIZES = Sizes(64, RapidConfig(draft_length=4))
 
     def check(self, context, batch, **raw):
         check_fits(
