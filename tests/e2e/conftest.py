@@ -48,7 +48,12 @@ def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def rapid_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`rapid-sgl serve` with the embedded model and default options, and a cache that leaves memory for others."""
-    yield from serve(tmp_path_factory.mktemp("rapid"), "--enable-metrics", "--max-total-tokens=48000")
+    yield from serve(
+        tmp_path_factory.mktemp("rapid"),
+        "--enable-metrics",
+        "--max-total-tokens=48000",
+        "--tool-call-parser=hermes",
+    )
 
 
 @pytest.fixture(scope="module")
