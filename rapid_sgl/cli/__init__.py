@@ -13,7 +13,9 @@ COMMANDS = {
     "index": "embed documents once and keep them in a Chroma store",
     "search": "find passages of indexed documents",
     "recall": "measure what each scorer retrieves, and how fast",
+    "top": "watch what a running server drafts, live",
     "bench": "compare decoding methods on one running server",
+    "eval": "score decoding methods on RULER, InfiniteBench and LongBench",
     "model": "prepare the embedded model and print its path",
     "doctor": "check versions, plugin, platform and model; say what to fix",
 }
