@@ -14,6 +14,7 @@ from rapid_sgl.platform import spec_ops
 
 OPS = "sglang.kernels.ops.speculative"
 EXTEND_TARGET = f"{OPS}.cache_locs.assign_extend_cache_locs_func"
+FRONT_TARGET = f"{OPS}.cache_locs.fill_front_out_cache_loc_func"
 DRAFT_TARGET = f"{OPS}.cache_locs.assign_draft_cache_locs_contiguous_func"
 BUILD_TARGET = f"{OPS}.spec_tree.build_tree_kernel_efficient_func"
 VERIFY_TARGET = f"{OPS}.spec_tree.verify_tree_greedy_func"
@@ -23,6 +24,7 @@ BACKEND_TARGET = "sglang.srt.speculative.draft_utils.DraftBackendFactory._create
 
 REPLACED = {
     EXTEND_TARGET: spec_ops.extend_cache_locs,
+    FRONT_TARGET: spec_ops.front_cache_locs,
     DRAFT_TARGET: spec_ops.draft_cache_locs,
     BUILD_TARGET: spec_ops.build_tree,
     VERIFY_TARGET: spec_ops.verify_tree_greedy,
@@ -41,6 +43,9 @@ ABSENT = {
 }
 
 
+BORROWER = "sglang.srt.speculative.eagle_utils"
+
+
 def provide_kernels() -> None:
     """Make the imports of SGLang's tree algorithms succeed, and fill in the kernels that it lacks here."""
     if KERNEL_MODULE not in sys.modules:
@@ -50,10 +55,11 @@ def provide_kernels() -> None:
     from importlib import import_module
 
     for path, names in ABSENT.items():
-        holder = import_module(path)
-        for name, function in names.items():
-            if getattr(holder, name) is None:
-                setattr(holder, name, function)
+        # whoever was imported before this has the None by its own name
+        for holder in (import_module(path), sys.modules.get(BORROWER)):
+            for name, function in names.items():
+                if getattr(holder, name, function) is None:
+                    setattr(holder, name, function)
 
 
 def create_backend(

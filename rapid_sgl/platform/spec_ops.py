@@ -30,6 +30,17 @@ def extend_cache_locs(
     return req_to_token[req_pool_indices.long()[:, None], columns].reshape(-1).to(device, torch.int64)
 
 
+def front_cache_locs(
+    num_front: torch.Tensor,  # int [bs], slots wanted of each request's window
+    out_cache_loc: torch.Tensor,  # int64 [bs * width], windows one after the other
+    front_out_cache_loc: torch.Tensor,  # int64 [>= sum(num_front)], written from its start
+) -> None:
+    """Pack the first ``num_front`` slots of every window."""
+    window = out_cache_loc.view(len(num_front), -1)
+    front = window[torch.arange(window.shape[1]) < num_front[:, None]]
+    front_out_cache_loc[: len(front)] = front
+
+
 def draft_cache_locs(
     req_pool_indices: torch.Tensor,  # int [bs]
     req_to_token: torch.Tensor,  # int [rows, max_len]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import requests
-from conftest import body, chat_ids, generate, in_parallel, reference_text, serve, tokenizer
+from conftest import ALWAYS_DRAFT, body, chat_ids, generate, in_parallel, reference_text, serve, tokenizer
 from test_identity import assert_same_tokens
 
 NEEDLE = "The lighthouse keeper at Cape Sorrow named his parrot Balthazar."
@@ -136,7 +136,7 @@ def test_abort_while_spans_are_chosen(auto_server, attempt):
 def test_deadline_zero_and_off(auto_server, rapid_server, tmp_path):
     """Head and recent window draft, with the same answer; off, the default, is off."""
     drafted = generate(auto_server, PROMPT)
-    for server in serve(tmp_path, "--rapid-auto-spans=bm25", "--rapid-auto-deadline=0"):
+    for server in serve(tmp_path, "--rapid-auto-spans=bm25", "--rapid-auto-deadline=0", *ALWAYS_DRAFT):
         late = generate(server, PROMPT)
         assert_same_tokens(server, PROMPT, late, drafted)
         info = late["meta_info"]

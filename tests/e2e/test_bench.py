@@ -80,9 +80,14 @@ def test_views_drafted_and_the_target_did_not(report):
 
 def test_what_comes_before_the_answer_is_in_the_end_to_end_time(report):
     for row in report["rows"]:
-        assert row["cold_ttft_ms"] > 0 and row["inter_token_p99_ms"] >= row["inter_token_p50_ms"] > 0
-        assert row["end_to_end_ms"] > row["cold_ttft_ms"] + 11 * row["ms_per_token"] * 0.99
+        assert row["inter_token_p99_ms"] >= row["inter_token_p50_ms"] > 0
+        # so short are these prompts that the chat template may be most of one: then no cold time is claimed
+        if row["cold_ttft_ms"] is None:
+            assert row["end_to_end_ms"] is None
+            continue
+        assert row["end_to_end_ms"] > row["cold_ttft_ms"] + 11 * row["ms_per_token"] * 0.99 > 0
         assert (row["retrieval_ms"] is None) == (row["method"] in ("target", "recent"))
+    assert any(row["cold_ttft_ms"] for row in rows_of(report, "target"))
     for target, short in zip(rows_of(report, "target"), rows_of(report, "rag-only"), strict=True):
         assert short["kv_mb"] < target["kv_mb"]
 

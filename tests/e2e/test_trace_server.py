@@ -19,7 +19,9 @@ def test_origins_and_probabilities(rapid_server):
     assert len(trace) == len(answer["output_ids"]) - 1
     origins = [origin for origin, *_ in trace]
     assert {"model", "correction", "bonus"} & set(origins) and "plain" in origins[:1]
-    assert abs(origins.count("copy") - info["rapid_copied_tokens"]) <= 4  # of the last chain, some may be cut off
+    assert (
+        abs(origins.count("copy") - info["rapid_copied_tokens"]) <= 4
+    )  # of the last chain, some may be cut off
     logprobs = [entry[0] for entry in info["output_token_logprobs"][1:]]
     for (origin, p, q, p_hat), logprob in zip(trace, logprobs, strict=True):
         assert p == pytest.approx(math.exp(logprob), abs=1e-3) and p_hat == p

@@ -146,3 +146,9 @@ def test_renormalised_filters():
     assert torch.allclose(top_k, torch.tensor([[4 / 7, 3 / 7, 0, 0], [0, 1, 0, 0]]))
     top_p = spec_ops.top_p_renorm(probs, torch.tensor([0.65, 0.5]))
     assert torch.allclose(top_p, torch.tensor([[4 / 7, 3 / 7, 0, 0], [0, 1, 0, 0]]))
+
+
+def test_front_slots_are_packed():
+    packed = torch.zeros(6, dtype=torch.int64)
+    spec_ops.front_cache_locs(torch.tensor([2, 0, 1]), torch.tensor([10, 11, 20, 21, 30, 31]), packed)
+    assert packed.tolist() == [10, 11, 30, 0, 0, 0]
