@@ -48,7 +48,7 @@ def test_greedy_answers_are_the_targets(baseline, rapid_server):
         assert [one["output_ids"] for one in answers] == [one["output_ids"] for one in wanted]
     lengths = [one["meta_info"]["spec_accept_length"] for one in alone]
     if name == "STANDALONE":  # the model drafts for itself
-        assert min(lengths) > 4
+        assert min(lengths) > 3
     else:  # an answer that repeats itself is found again among the tokens of the ones before
         assert max(one["meta_info"]["spec_accept_length"] for one in [*alone, *together]) > 1.2
 
