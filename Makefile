@@ -9,7 +9,7 @@ STAMP := .venv/.rapid-sgl-env
 TOPIC ?= string-methods
 QUESTION ?= What is returned by str.isidentifier?
 
-.PHONY: help env demo test bench-quick lint clean
+.PHONY: help env demo test test-all bench-quick lint clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -37,6 +37,9 @@ bench-quick: env ## measure the main table again, with charts, into docs/plots (
 	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(UV) pip install --quiet --python $(BIN)/python matplotlib
 	$(BIN)/rapid-sgl bench --contexts 2000,6000 --batch 1,4 --workload answer,quote --repeats 1 --new-tokens 32 \
 		--methods target,rag-only,view,rag,copy,ngram --rapid-draft-length 4 --plots docs/plots
+
+test-all: env ## the suite with its slow tests: SGLang's NGRAM and STANDALONE, an engine in a program
+	HF_HUB_OFFLINE=1 $(BIN)/pytest -m ''
 
 lint: env ## lint, formatting and types
 	@# pytest refuses two test files of one name

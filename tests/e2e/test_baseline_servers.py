@@ -8,6 +8,9 @@ from conftest import body, chat_ids, in_parallel, reference_text, serve
 from rapid_sgl.bench.servers import PLAIN_SGLANG
 from rapid_sgl.models import embedded_model_path
 
+# two more servers, one of which compiles SGLang's n-gram corpus first
+pytestmark = pytest.mark.slow
+
 PROMPTS = (
     chat_ids("", "Name three colours."),
     chat_ids(reference_text(300), "Repeat the text above."),

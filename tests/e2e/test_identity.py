@@ -54,7 +54,8 @@ def test_one_request_at_a_time(rapid_server, plain_answers, options):
     before = rapid_stats(rapid_server)["drafted"]["accepted"]
     for ids, plain in zip(*plain_answers, strict=True):
         assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, **options), plain)
-    assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
+    if options:  # by default the server may find that drafting does not pay on this machine
+        assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
 
 
 def test_eight_at_once(rapid_server, plain_answers):

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 from conftest import reference_text
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, sys
