@@ -47,7 +47,9 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
             dest=_dest(spec.name),
             type=_number_or(kind, word) if word else kind,
             choices=choices,
-            metavar=None if choices else {int: "N", float: "X"}.get(kind, "TEXT") + (f"|{word}" if word else ""),
+            metavar=None
+            if choices
+            else {int: "N", float: "X"}.get(kind, "TEXT") + (f"|{word}" if word else ""),
             help=f"{spec.metadata['help']} (default: {spec.default})".replace("%", "%%"),
         )
 
