@@ -13,8 +13,8 @@ from rapid_sgl.drafter.rows import View
 from rapid_sgl.state import RequestState
 from rapid_sgl.verify.law import Transfer
 
-# Chains have a prescribed length where an answer must not depend on how fast the machine was: a seeded sampled one,
-# and one under a transfer, of which more is under the transfer the more is drafted.
+# Chains have a prescribed length where they must not depend on how fast the machine was: those of a seeded sampled
+# answer, those under a transfer, of which more is under the transfer the more is drafted, and all on several ranks.
 PRESCRIBED = 4
 
 
@@ -33,6 +33,7 @@ def collect(
     length: int,
     *,
     short_first_step: bool,
+    paced: bool,
 ) -> Offers:
     """Offers of the batch's requests.
 
@@ -41,10 +42,11 @@ def collect(
         reencoder: where re-encoded rows are.
         length: drafts per chain that verify slots are reserved for.
         short_first_step: the step behind a request's first token goes without drafts.
+        paced: the server may choose draft lengths by what it measures.
     """
     candidates, copies = [], []
     for req, state, context in zip(batch.reqs, states, batch.seq_lens_cpu.tolist(), strict=True):
-        fixed = fixed_length(req, state)
+        fixed = fixed_length(req, state, paced=paced)
         # no drafts past the answer's token limit: the step commits one token of its own
         room = min(fixed or length, req.sampling_params.max_new_tokens - len(req.output_ids) - 1)
         if short_first_step and state.is_first(req):
@@ -72,13 +74,13 @@ def collect(
     return Offers(candidates, copies)
 
 
-def fixed_length(req: Any, state: RequestState) -> int | None:
+def fixed_length(req: Any, state: RequestState, *, paced: bool) -> int | None:
     """Drafts per chain that a request prescribes; None where the server chooses."""
     wanted = state.options.config.draft_length
     if wanted != AUTO:
         return int(wanted)
     seeded = req.sampling_params.sampling_seed is not None and not state.law.greedy
-    return PRESCRIBED if seeded or state.law.transfer is not Transfer.NONE else None
+    return PRESCRIBED if not paced or seeded or state.law.transfer is not Transfer.NONE else None
 
 
 def _model_drafts(req: Any, state: RequestState, reencoder: Reencoder | None, room: int) -> int:

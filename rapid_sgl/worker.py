@@ -14,17 +14,18 @@ import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from rapid_sgl.algorithm import server_defaults
+from rapid_sgl.config import AUTO
 from rapid_sgl.control.pace import Pace
 from rapid_sgl.control.plan import Plan
 from rapid_sgl.drafter.build import DraftSide
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.drafter.reencoded import ReencodedRow
 from rapid_sgl.metrics import step_metrics
-from rapid_sgl.offers import Offers, collect
+from rapid_sgl.offers import PRESCRIBED, Offers, collect
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import Step, StepStats
@@ -62,6 +63,10 @@ class RapidWorker(BaseSpecWorker):
         self.pace = Pace(self.speculative_num_draft_tokens - 1)
         # On a CPU the processes that bring the first token to the client share the cores with the next step.
         self._short_first_step = self.runner.device == "cpu"
+        # Every rank times its own passes; were each to choose, they would run passes of different widths.
+        self._paced = get_parallel().tp_size == 1
+        if not self._paced and self.config.draft_length == AUTO:
+            logger.warning("draft length auto needs --tp-size 1; chains are %d drafts long", PRESCRIBED)
         self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
         logger.info("RAPID defaults: %s", self.config)
 
@@ -137,7 +142,12 @@ class RapidWorker(BaseSpecWorker):
             with step.timed("encode"):
                 self._encode(batch, states)
             offers = collect(
-                batch, states, self.reencoder, self.pace.length, short_first_step=self._short_first_step
+                batch,
+                states,
+                self.reencoder,
+                self.pace.length,
+                short_first_step=self._short_first_step,
+                paced=self._paced,
             )
             plan = self.pace.plan(offers.candidates)
             noise = self._noise(batch, states, plan.longest)

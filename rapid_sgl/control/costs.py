@@ -18,6 +18,7 @@ REACH = math.log(1.5)
 HALF_LIFE = 2000  # observations after which an old one counts half as much as a new one of the same distance
 NEW_SHARE = 0.1  # of the newest observation in the average of its bucket, once the bucket is settled
 OUTLIER = math.log(1.5)  # a single pass moves a settled average as if it were at most this far off
+MAX_BUCKETS = 256  # a prediction looks at all of them; the one unseen for longest goes
 SETTLED = 4  # passes until then may have compiled something: the fastest of them counts
 
 
@@ -61,6 +62,8 @@ class PassCosts:
         bucket = self._buckets.get(key)
         if bucket is None:
             self._buckets[key] = _Bucket(where, level, 1, self._count)
+            if len(self._buckets) > MAX_BUCKETS:
+                del self._buckets[min(self._buckets, key=lambda one: self._buckets[one].seen)]
             return
         bucket.count += 1
         bucket.where, bucket.seen = where, self._count
