@@ -38,7 +38,7 @@ def main(server: str, document: str, question: str) -> None:
         tools=[made.openai() for made in toolbox.tools.values()],
         tool_choice={"type": "function", "function": {"name": "search_document"}},
         parallel_tool_calls=False,
-        max_tokens=128,
+        max_tokens=256,  # the longest call that the schema allows
         **ask,
     )
     message = reply.choices[0].message
