@@ -64,6 +64,7 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         "--max-total-tokens=1600",
         "--max-running-requests=16",
         "--schedule-conservativeness=0.1",
+        "--rapid-max-draft-length=4",  # verify slots for ten would be most of this pool
     )
 
 
