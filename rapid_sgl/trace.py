@@ -9,6 +9,7 @@ import torch
 
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.verify.law import Law, Verdict, target_law
+from rapid_sgl.verify.transfer import target_probs
 
 # Of a record's fields, in order; ``meta_info`` carries plain lists.
 FIELDS = ("origin", "p", "q", "p_hat")
@@ -57,8 +58,6 @@ def trace_step(
 def _laws(z: Any, w: Any, q: Any, law: Law, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """p and p̂; the same where there is no draft to transfer from."""
     if q is None:
-        from rapid_sgl.verify.transfer import target_probs
-
         p = target_probs(z, law)
         return p, p
     return target_law(z, w, q, law, at)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rapid_sgl.cli import options
+from rapid_sgl.cli.serving import command_server
 from rapid_sgl.config import RapidOptionError
 
 if TYPE_CHECKING:
@@ -88,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
             rapid=given,
             retrieval=RetrievalOptions(args.scorer, store=args.store),
         )
-        with Status("preparing") as status, _server(args, given, server_args, status) as client:
+        flags = [*options.rapid_flags(given), *server_args]
+        with Status("preparing") as status, command_server(args, flags, status.update) as client:
             _answer(question, args, client, status)
     except failures as error:
         print(f"rapid-sgl ask: {error}", file=sys.stderr)
@@ -128,39 +126,11 @@ def _answer(question: Question, args: argparse.Namespace, client: Client, status
     print(json.dumps(report.as_json(), ensure_ascii=False) if args.json else f"\n\n{report.as_text()}")
 
 
-@contextlib.contextmanager
-def _server(
-    args: argparse.Namespace, given: dict[str, Any], server_args: Sequence[str], status: Status
-) -> Iterator[Client]:
-    """The client of the named server, or of one that lives as long as the block."""
-    from rapid_sgl.client import Client, Server
-    from rapid_sgl.models import embedded_model_path
-
-    if args.server:
-        yield Client(args.server, os.environ.get("OPENAI_API_KEY"))
-        return
-    if not args.model_path:
-        embedded_model_path(status.update)
-    model = ["--model-path", args.model_path] if args.model_path else []
-    status.update("starting the server")
-    with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
-        flags = [*model, *options.rapid_flags(given), *server_args]
-        with Server.start(flags, log_path=Path(folder) / "server.log") as server:
-            yield server.client
-            status.update("stopping the server")
-
-
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line and what follows ``--``."""
-    own, server_args = options.split_server_args(argv)
-    args, extra = parser.parse_known_args(own)
-    options.refuse_unknown_rapid_flags(parser, extra)
-    if extra:
-        parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")
+    args, server_args = options.parse_with_server_args(parser, argv, "ask")
     if not args.files and not args.python_topic:
         parser.error("name at least one FILE")
-    if args.server and server_args:
-        parser.error("flags behind `--` are for a server that ask starts; leave out --server or the flags")
     if args.max_new_tokens < 1:
         parser.error(f"--max-new-tokens {args.max_new_tokens} is too small; use 1 or more")
     if args.temperature < 0:

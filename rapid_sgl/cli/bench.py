@@ -7,14 +7,14 @@ import contextlib
 import json
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rapid_sgl.bench import DRAFTING, OWN_SERVER
 from rapid_sgl.cli import bench_options, options
-from rapid_sgl.config import AUTO, RapidOptionError
+from rapid_sgl.cli.serving import command_server
+from rapid_sgl.config import RapidOptionError
 
 if TYPE_CHECKING:
     from rapid_sgl.bench.limits import Sizes
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Status) -> dict[str, Any]:
     from rapid_sgl.bench.plots import check_matplotlib, save_plots
-    from rapid_sgl.bench.servers import OwnServers, rope_scaling
+    from rapid_sgl.bench.servers import OwnServers, override_flags, rope_scaling
     from rapid_sgl.bench.session import Axes, Measurement, shared_sides
     from rapid_sgl.cli.asking import load_builder
 
@@ -67,11 +67,16 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
         check_matplotlib()
     given = options.given_rapid_options(args)
     if any("draft_length" in form for form in args.vary):
-        longest = max(int(form["draft_length"]) for form in args.vary if form["draft_length"] != AUTO)
-        given.setdefault("max_draft_length", longest)
+        config = options.rapid_config(given)
+        given.setdefault(
+            "max_draft_length", max(replace(config, **form).reserved_length for form in args.vary)
+        )
     with contextlib.ExitStack() as servers:
         override = rope_scaling(args, _longest(args, given)) if not args.server else None
-        url, info = servers.enter_context(_server(args, given, server_args, override, status))
+        twin = [f"--rapid-drafter-weights={name}" for name in args.drafter_weights if name != "same"]
+        flags = [*options.rapid_flags(given), *twin, *override_flags(override), *server_args]
+        client = servers.enter_context(command_server(args, flags, status.update))
+        url, info = client.url, client.info()
         sizes = _sizes(args, info, given)
         builder = load_builder(args.model_path or info.tokenizer_path)
         own = OwnServers(servers, args, info, sizes, override, status.update)
@@ -110,32 +115,3 @@ def _sizes(args: argparse.Namespace, info: ServerInfo, given: dict[str, Any]) ->
     drafting = any(method in DRAFTING for method in args.methods)
     config = drafting_config(info, given) if drafting else options.rapid_config(given)
     return Sizes(args.new_tokens, config)
-
-
-@contextlib.contextmanager
-def _server(
-    args: argparse.Namespace,
-    given: dict[str, Any],
-    server_args: Sequence[str],
-    override: dict[str, Any] | None,
-    status: Status,
-) -> Iterator[tuple[str, ServerInfo]]:
-    """Address of the named server, or of one that lives as long as the block, and what it says of itself."""
-    from rapid_sgl.bench.runner import new_client
-    from rapid_sgl.bench.servers import override_flags
-    from rapid_sgl.client import Server
-    from rapid_sgl.models import embedded_model_path
-
-    if args.server:
-        yield args.server, new_client(args.server).info()
-        return
-    if not args.model_path:
-        embedded_model_path(status.update)
-    model = ["--model-path", args.model_path] if args.model_path else []
-    status.update("starting the server")
-    with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
-        twin = [f"--rapid-drafter-weights={name}" for name in args.drafter_weights if name != "same"]
-        flags = [*model, *options.rapid_flags(given), *twin, *override_flags(override), *server_args]
-        with Server.start(flags, log_path=Path(folder) / "server.log") as server:
-            yield server.url, server.client.info()
-            status.update("stopping the server")

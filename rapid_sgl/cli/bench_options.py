@@ -86,13 +86,7 @@ embedding; the report says so (rope_scaling). A table goes to stdout and, last, 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line and what follows ``--``; ends the program with one line where it is wrong."""
     parser = _parser()
-    own, server_args = options.split_server_args(argv)
-    args, extra = parser.parse_known_args(own)
-    options.refuse_unknown_rapid_flags(parser, extra)
-    if extra:
-        parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")
-    if args.server and server_args:
-        parser.error("flags behind `--` are for a server that bench starts; leave out --server or the flags")
+    args, server_args = options.parse_with_server_args(parser, argv, "bench")
     if args.rapid_drafter is not None:
         parser.error("--rapid-drafter has no effect here; --methods says which drafters are compared")
     if args.rapid_drafter_weights is not None:
@@ -152,14 +146,6 @@ def float_list(text: str) -> list[float]:
     if len(set(values)) < len(values):
         raise argparse.ArgumentTypeError(f"{text!r} has a number twice; leave one out")
     return values
-
-
-def int_or_auto(text: str) -> int | str:
-    """An argparse type: an integer, or the word auto."""
-    try:
-        return text if text == AUTO else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither an integer nor {AUTO}") from None
 
 
 def _parser() -> options.Parser:
@@ -244,7 +230,7 @@ def _parser() -> options.Parser:
     add(
         "--draft-length",
         dest="rapid_draft_length",
-        type=int_or_auto,
+        type=options.number_or(int, AUTO),
         metavar="N|auto",
         help="same as --rapid-draft-length",
     )

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rapid_sgl.cli import options
 from rapid_sgl.cli.numbers import at_least, int_list
+from rapid_sgl.cli.serving import command_server
 from rapid_sgl.config import RapidOptionError
 from rapid_sgl.eval import SUITES, EvalError
 
 if TYPE_CHECKING:
     from rapid_sgl.cli.eval_report import Bar
     from rapid_sgl.eval.session import Plan
-    from rapid_sgl.http_client import ServerInfo
 
 DESCRIPTION = """\
 Score decoding methods on RULER, InfiniteBench and LongBench, with the official prompts and scores.
@@ -101,9 +99,10 @@ def _run(
     from rapid_sgl.cli.asking import load_builder
     from rapid_sgl.eval.session import evaluate
 
-    with _server(args, given, server_args, bar) as (url, info):
+    with command_server(args, [*options.rapid_flags(given), *server_args], bar.update) as client:
+        info = client.info()
         tokenizer = load_builder(args.model_path or info.tokenizer_path).tokenizer
-        return evaluate(plan, url, info, tokenizer, bar.update, bar.started, bar.advance)
+        return evaluate(plan, client.url, info, tokenizer, bar.update, bar.started, bar.advance)
 
 
 def _plan(args: argparse.Namespace, given: dict[str, Any]) -> Plan:
@@ -129,38 +128,9 @@ def _plan(args: argparse.Namespace, given: dict[str, Any]) -> Plan:
     )
 
 
-@contextlib.contextmanager
-def _server(
-    args: argparse.Namespace, given: dict[str, Any], server_args: Sequence[str], bar: Bar
-) -> Iterator[tuple[str, ServerInfo]]:
-    """Address of the named server, or of one that lives as long as the block, and what it says of itself."""
-    from rapid_sgl.bench.runner import new_client
-    from rapid_sgl.client import Server
-    from rapid_sgl.models import embedded_model_path
-
-    if args.server:
-        yield args.server, new_client(args.server).info()
-        return
-    if not args.model_path:
-        embedded_model_path(bar.update)
-    model = ["--model-path", args.model_path] if args.model_path else []
-    bar.update("starting the server")
-    with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
-        flags = [*model, *options.rapid_flags(given), *server_args]
-        with Server.start(flags, log_path=Path(folder) / "server.log") as server:
-            yield server.url, server.client.info()
-            bar.update("stopping the server")
-
-
 def _parse(parser: options.Parser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The parsed command line and what follows ``--``."""
-    own, server_args = options.split_server_args(argv)
-    args, extra = parser.parse_known_args(own)
-    options.refuse_unknown_rapid_flags(parser, extra)
-    if extra:
-        parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")
-    if args.server and server_args:
-        parser.error("flags behind `--` are for a server that eval starts; leave out --server or the flags")
+    args, server_args = options.parse_with_server_args(parser, argv, "eval")
     for name in OF_METHODS:
         if getattr(args, f"rapid_{name}") is not None:
             flag = "--rapid-lambda" if name == "lam" else f"--rapid-{name}"

@@ -45,7 +45,7 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             flag_name(spec.name),
             dest=_dest(spec.name),
-            type=_number_or(kind, word) if word else kind,
+            type=number_or(kind, word) if word else kind,
             choices=choices,
             metavar=None
             if choices
@@ -54,11 +54,15 @@ def add_rapid_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _number_or(kind: type, word: str) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        return word if text == word else kind(text)
+def number_or(kind: type, word: str) -> Callable[[str], Any]:
+    """An argparse type: a number, or the word."""
 
-    parse.__name__ = f"{kind.__name__} or {word}"  # argparse names it in its error
+    def parse(text: str) -> Any:
+        try:
+            return word if text == word else kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is neither an integer nor {word}") from None
+
     return parse
 
 
@@ -110,6 +114,25 @@ def has_flag(arguments: Iterable[str], *names: str) -> bool:
 
 def _dest(field_name: str) -> str:
     return f"rapid_{field_name}"
+
+
+def parse_with_server_args(
+    parser: argparse.ArgumentParser, argv: Iterable[str], command: str
+) -> tuple[argparse.Namespace, list[str]]:
+    """A command line as its own part, parsed, and what follows ``--`` for a server that ``command`` starts.
+
+    Exits with status 2 on an unknown flag, or on flags for a server that is not started because of ``--server``.
+    """
+    own, server_args = split_server_args(list(argv))
+    args, extra = parser.parse_known_args(own)
+    refuse_unknown_rapid_flags(parser, extra)
+    if extra:
+        parser.error(f"unknown option {extra[0]}; flags for the server go behind `--`")
+    if args.server and server_args:
+        parser.error(
+            f"flags behind `--` are for a server that {command} starts; leave out --server or the flags"
+        )
+    return args, server_args
 
 
 def split_server_args(argv: list[str]) -> tuple[list[str], list[str]]:

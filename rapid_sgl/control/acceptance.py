@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from rapid_sgl.control.costs import Floats
 
 MEMORY = 500.0  # trials that a kind's average goes back
 REQUEST_MEMORY = 60.0  # the same for one request

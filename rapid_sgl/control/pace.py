@@ -86,9 +86,9 @@ class Pace:
         self.between = 0.0  # seconds from the end of a step to the start of the next
         self.edges: dict[tuple[int, int], float] = {}  # by size of the load
         self.allowance: float | None = None
-        self.decisions: Counter[str] = (
-            Counter()
-        )  # steps by what was decided: plain, copy, draft, fixed, probe
+        self.costs = Costs(np.zeros(length + 1), np.zeros(1))  # of the step planned last
+        # steps by what was decided: plain, copy, draft, fixed, probe
+        self.decisions: Counter[str] = Counter()
         self.decision = ""  # the latest
         self._ended = 0.0
         self._since_probe = PROBE_GAP
@@ -99,7 +99,7 @@ class Pace:
         choices = [self._choices(candidate) for candidate in candidates]
         if not any(choice.model or choice.copied for choice in choices):
             return self._decided("plain", Plan.plain(choices))
-        costs = self._costs(candidates)
+        self.costs = costs = self._costs(candidates)
         plan = plan_step(choices, costs, edge=self.edges.get(_load(candidates), 1.0))
         probe = self._probe(candidates, choices, costs, plan)
         name = _name(plan, choices) if probe is None else "probe"
@@ -111,7 +111,7 @@ class Pace:
         return plan
 
     def stop(self, candidates: Sequence[Candidate], plan: Plan) -> ChainStop | None:
-        """The rule that ends chains of this step early; None when every chain is prescribed."""
+        """The rule that ends chains of the step planned last; None when every chain is prescribed."""
         if not any(
             count > 1 and (auto or candidate.stop_below)
             for count, auto, candidate in zip(plan.model, plan.auto, candidates, strict=True)
@@ -119,7 +119,7 @@ class Pace:
             return None
         return ChainStop(
             plan,
-            self._costs(candidates),
+            self.costs,
             rates=[self._model_rates(candidate) for candidate in candidates],
             calibrations=[self.acceptance.calibration(_kind(candidate)) for candidate in candidates],
             stop_below=[candidate.stop_below for candidate in candidates],

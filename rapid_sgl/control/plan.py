@@ -11,13 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rapid_sgl.control.acceptance import expected_tokens
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
+from rapid_sgl.control.costs import Floats
 
 # Draft passes must promise this much more than going without: where both are equal, noise picks the worse half of
 # the time, and plain steps are the ones whose cost is certain.
