@@ -48,7 +48,7 @@ def collect(
     for req, state, context in zip(batch.reqs, states, batch.seq_lens_cpu.tolist(), strict=True):
         fixed = fixed_length(req, state, paced=paced)
         # no drafts past the answer's token limit: the step commits one token of its own
-        room = min(fixed or length, req.sampling_params.max_new_tokens - len(req.output_ids) - 1)
+        room = min(fixed or length, length, req.sampling_params.max_new_tokens - len(req.output_ids) - 1)
         if short_first_step and state.is_first(req):
             room = 0
         copy: list[int] = []
