@@ -115,6 +115,11 @@ class RapidConfig:
     budget: int = _option(1024, "prompt tokens in a draft row: head + spans + recent", low=1)
     head: int = _option(64, "first prompt tokens that a view always keeps", low=0)
     recent: int = _option(512, "last prompt tokens that a view always keeps", low=0)
+    reselect: int = _option(
+        0,
+        "choose a view's spans again after every so many tokens of the answer, by what it is about then; 0: never",
+        low=0,
+    )
     transfer: str = _option("none", "how the drafter's law changes the target's law", choices=TRANSFERS)
     lam: float = _option(
         0.1, "lambda: the drafter's share under transfer mixture or logits", low=0.0, high=1.0

@@ -35,6 +35,7 @@ class StepMetrics:
         self._rows = self._make(
             Histogram, "row_build_seconds", "time to build a request's draft row", buckets=ROW_SECONDS
         )
+        self._reselections = self._make(Counter, "reselections", "times that a view got other spans")
         self._kv = self._make(
             Gauge,
             "draft_kv_tokens",
@@ -64,6 +65,10 @@ class StepMetrics:
     def row(self, seconds: float) -> None:
         """A request's draft row was built."""
         self._of(self._rows).observe(seconds)
+
+    def reselection(self) -> None:
+        """A view got other spans."""
+        self._of(self._reselections).inc()
 
     def undrafted(self, reason: str) -> None:
         """A request decodes without drafts."""

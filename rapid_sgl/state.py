@@ -19,7 +19,8 @@ from rapid_sgl.drafter.choice import Abilities, choose
 from rapid_sgl.drafter.copies import CopySource
 from rapid_sgl.drafter.rag import DraftRow
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
-from rapid_sgl.drafter.rows import DraftRows, tail_variants, view_ranges
+from rapid_sgl.drafter.reselect import Reselection, wants_reselection
+from rapid_sgl.drafter.rows import DraftRows, View, tail_variants, view_ranges
 from rapid_sgl.metrics import StepMetrics
 from rapid_sgl.request import Limits, RequestOptions, parse_options
 from rapid_sgl.trace import Record
@@ -41,6 +42,7 @@ class RequestState:
     pace: RequestPace
     source: CopySource | None  # None: the request copies nothing
     trace: list[Record] | None  # of its tokens but the first; None: not asked for
+    reselection: Reselection | None = None  # None: the row keeps its spans
 
     def is_first(self, req: Any) -> bool:
         """Whether the next step may go undrafted, because it is the first one and nothing is transferred."""
@@ -51,8 +53,12 @@ class RequestState:
         info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}
         if self.source is not None:
             info["rapid_copied_tokens"] = self.pace.copied
+        if self.reselection is not None:
+            info["rapid_reselections"] = len(self.reselection.changes)
         if finished and self.trace is not None:
             info["rapid_trace"] = [list(record) for record in self.trace]
+            if self.reselection is not None:
+                info["rapid_reselected"] = self.reselection.history()
         if isinstance(self.row, ReencodedRow):
             info["rapid_draft_prompt_tokens"] = len(self.row.prompt)
             info["rapid_draft_cached_tokens"] = self.row.cached
@@ -68,7 +74,7 @@ class RequestTable:
         defaults: the server's config.
         max_draft_length: drafts per step that verify slots are reserved for.
         abilities: what this server can draft with.
-        metrics: told of undrafted requests and of row build times.
+        metrics: told of undrafted requests, row build times and re-selections.
     """
 
     def __init__(
@@ -84,8 +90,9 @@ class RequestTable:
         self.max_draft_length, self.abilities = max_draft_length, abilities
         self.metrics = metrics
         self.undrafted: Counter[str] = Counter()  # requests that are not drafted, by reason
+        self.reselections = 0  # times that a view got other spans
         self._states: dict[str, RequestState] = {}
-        self._indexing = ThreadPoolExecutor(1, "rapid-copy-index")
+        self._indexing = ThreadPoolExecutor(1, "rapid-index")
 
     def __len__(self) -> int:
         return len(self._states)
@@ -102,6 +109,15 @@ class RequestTable:
                 if self.metrics is not None:
                     self.metrics.undrafted(state.reason)
         return state
+
+    def reselect(self, req: Any, state: RequestState, *, wait: bool) -> None:
+        """Give the request's view other spans where that is due; ``wait`` as for ``Reselection.advance``."""
+        if state.reselection is None or not isinstance(state.row, View):
+            return
+        if state.reselection.advance(self.rows, state.row, req.output_ids, wait=wait):
+            self.reselections += 1
+            if self.metrics is not None:
+                self.metrics.reselection()
 
     def release(self, rid: str) -> None:
         state = self._states.pop(rid, None)
@@ -133,7 +149,14 @@ class RequestTable:
             RequestPace(),
             source,
             [] if options.config.trace == "on" else None,
+            self._reselection(req, row, options),
         )
+
+    def _reselection(self, req: Any, row: DraftRow | None, options: RequestOptions) -> Reselection | None:
+        """Nothing for re-encoded rows, whose spans would have to be prefilled again."""
+        if not isinstance(row, View) or not wants_reselection(options.config):
+            return None
+        return Reselection(req.origin_input_ids, options.spans, options.config, self._indexing)
 
     def _copy_source(self, req: Any, drafter: str, reason: str, options: RequestOptions) -> CopySource | None:
         """Where the request copies from. Nowhere under a transfer: a copy has no draft law to transfer from."""

@@ -25,7 +25,7 @@ from rapid_sgl.drafter.build import DraftSide
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.drafter.reencoded import ReencodedRow
 from rapid_sgl.metrics import step_metrics
-from rapid_sgl.offers import PRESCRIBED, Offers, collect
+from rapid_sgl.offers import PRESCRIBED, Offers, collect, fixed_length
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import Step, StepStats
@@ -123,6 +123,7 @@ class RapidWorker(BaseSpecWorker):
             "pace": self.pace.snapshot(),
             "undrafted": dict(self.requests.undrafted),
             "running": len(self.requests),
+            "reselections": self.requests.reselections,
             "draft_kv": self.reencoder.snapshot() if self.reencoder else None,
         }
 
@@ -141,6 +142,7 @@ class RapidWorker(BaseSpecWorker):
             rules = LogitRules(batch, [state.penalties for state in states])
             with step.timed("encode"):
                 self._encode(batch, states)
+                self._reselect(batch, states)
             offers = collect(
                 batch,
                 states,
@@ -247,6 +249,12 @@ class RapidWorker(BaseSpecWorker):
             self.reencoder.advance(
                 [(state.row, req.output_ids) for req, state in rows if isinstance(state.row, ReencodedRow)]
             )
+
+    def _reselect(self, batch: Any, states: list[RequestState]) -> None:
+        """Other spans for the views of long answers; where drafts must not depend on time, without delay."""
+        for req, state in zip(batch.reqs, states, strict=True):
+            wait = fixed_length(req, state, paced=self._paced) is not None
+            self.requests.reselect(req, state, wait=wait)
 
     def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:
         """The verify pass: target logits for every token of every chain (``LogitsProcessorOutput``)."""

@@ -105,6 +105,23 @@ class DraftRows:
             length += size
         return View(pool_idx, length, prompt_len - length, weights, prompt_len)
 
+    def rewrite(self, view: View, ranges: Sequence[Span]) -> None:
+        """Give a view other ranges of its prompt; what was generated stays in the row.
+
+        Args:
+            ranges: as for ``build``; as many tokens as the view has of the prompt.
+
+        Raises:
+            ValueError: another number of tokens, for which the rest of the row would have to move.
+        """
+        size = sum(end - start for start, end in ranges)
+        if size != view.length:
+            raise ValueError(
+                f"ranges of {size} tokens for a view of {view.length}; give it as many as it has"
+            )
+        slots = [self.target[view.pool_idx, start:end] for start, end in ranges]
+        self.req_to_token[view.pool_idx, :size] = torch.cat(slots)
+
     def extend(self, views: Sequence[View], seq_lens: torch.Tensor, width: int) -> torch.Tensor:
         """Bring rows up to date with the target's table, slots for the next tokens included.
 

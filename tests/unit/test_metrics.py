@@ -29,6 +29,7 @@ def test_a_step_is_counted_by_source_decision_and_phase(metrics):
     metrics.step(step, "draft", {"size": 10, "free": 4, "evictable": 1})
     metrics.row(0.02)
     metrics.undrafted("lora")
+    metrics.reselection()
     assert value("sglang:rapid_draft_tokens_total", source="model") == 3
     assert value("sglang:rapid_draft_tokens_total", source="copy") == 2
     assert value("sglang:rapid_accepted_tokens_total", source="model") == 1
@@ -40,6 +41,7 @@ def test_a_step_is_counted_by_source_decision_and_phase(metrics):
     assert value("sglang:rapid_draft_kv_tokens", state="used") == 5
     assert value("sglang:rapid_undrafted_requests_total", reason="lora") == 1
     assert value("sglang:rapid_row_build_seconds_count") == 1
+    assert value("sglang:rapid_reselections_total") == 1
 
 
 def test_the_dashboard_asks_only_for_series_that_exist(metrics):
