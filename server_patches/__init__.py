@@ -9,6 +9,7 @@ PATCHES = (
     "fused_linear",
     "kv_release",
     "meta_info",
+    "replay",
     "request_check",
     "row_writer",
     "seeded_hash",

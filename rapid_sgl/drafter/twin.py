@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from rapid_sgl.config import RapidOptionError
-from rapid_sgl.platform import kernels_int8
+from rapid_sgl.platform import kernels_int8, replay
 
 # What a GPU twin is: SGLang's --quantization value and, for humming, its configuration. SGLang depends on humming, which
 # quantises weights only; w8a8_int8 reads int8 checkpoints but does not make them. 128 columns share an int4 scale, as in
@@ -59,7 +59,11 @@ def make_twin(runner: Any, weights: str) -> nn.Module:
     quantised = runner.model_config.quantization
     if quantised is not None:
         raise _refusal(weights, f"the checkpoint is already quantised ({quantised})")
-    return int8_twin(runner.model) if runner.device == "cpu" else _loaded_twin(runner, weights)
+    if runner.device != "cpu":
+        return _loaded_twin(runner, weights)
+    twin = int8_twin(runner.model)
+    replay.attach(twin)  # the copied decoder would replay the target's passes
+    return twin
 
 
 def refresh(twin: nn.Module, model: nn.Module) -> bool:

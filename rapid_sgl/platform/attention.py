@@ -20,8 +20,9 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
-from rapid_sgl.platform.kernels_launch import PagedAttention
 from rapid_sgl.platform.kernels_plan import Plan, Queries, make_plan
+from rapid_sgl.platform.paged import PagedAttention
+from rapid_sgl.platform.tape import Tape, empty
 
 
 @dataclass
@@ -31,6 +32,13 @@ class _Forward:
     queries: Queries
     n_tokens: int
     plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)
+
+    def plan(self, kv_heads: int, group: int, window: int) -> Plan:
+        key = (kv_heads, group, window)
+        known = self.plans.get(key)
+        if known is None:
+            known = self.plans[key] = make_plan(self.queries, *key, torch.get_num_threads())
+        return known
 
 
 @dataclass(frozen=True)
@@ -206,14 +214,11 @@ class PortableCpuAttnBackend(AttentionBackend):
         shape = self._shape(layer)
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc.for_batch(forward_batch), k, v)
-        key = (shape.kv_heads, shape.q_heads // shape.kv_heads, shape.window)
-        plan = forward.plans.get(key)
-        if plan is None:
-            plan = forward.plans[key] = make_plan(forward.queries, *key, torch.get_num_threads())
+        plan = forward.plan(shape.kv_heads, shape.q_heads // shape.kv_heads, shape.window)
         queries = q.reshape(-1, shape.q_heads, shape.qk_dim).to(torch.float32)
         # Tokens beyond the planned ones are padding: their rows stay zero.
-        make = torch.empty if queries.shape[0] == forward.n_tokens else torch.zeros
-        out = make((queries.shape[0], shape.q_heads, shape.v_dim), dtype=torch.float32)
+        make = empty if queries.shape[0] == forward.n_tokens else torch.zeros
+        out = make(queries.shape[0], shape.q_heads, shape.v_dim)
         pool = self.token_to_kv_pool
         self._kernel.run(
             plan,
@@ -228,6 +233,19 @@ class PortableCpuAttnBackend(AttentionBackend):
             mask=forward.queries.mask,
         )
         return out.view(-1, shape.q_heads * shape.v_dim).to(q.dtype)
+
+    def planned_tokens(self) -> int:
+        """Tokens of the forward that ``init_forward_metadata`` planned."""
+        return self.forward_metadata.n_tokens if self.forward_metadata is not None else 0
+
+    def set_tape(self, tape: Tape) -> None:
+        """Point the attention launches of a recorded forward at the keys of the planned one."""
+        forward = self.forward_metadata
+        if forward is None:
+            raise RuntimeError("init_forward_metadata must run before a forward is replayed")
+        for (kv_heads, group, window, qk_dim, v_dim), rows in tape.tags.items():
+            plan = forward.plan(kv_heads, group, window)
+            self._kernel.retarget(tape, rows, plan, group, qk_dim, v_dim, forward.queries.mask)
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):  # type: ignore[no-untyped-def]
         """One query per request."""

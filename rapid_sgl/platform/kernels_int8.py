@@ -16,8 +16,9 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.extending import intrinsic
 
+from rapid_sgl.platform import tape
 from rapid_sgl.platform.kernels_block import fast
-from rapid_sgl.platform.kernels_launch import compiled, parallel_launcher
+from rapid_sgl.platform.kernels_launch import compiled
 from rapid_sgl.platform.kernels_layout import LINE
 from rapid_sgl.platform.kernels_simd import (
     WIDTH,
@@ -187,10 +188,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor) -> torch.
     x = x.float().contiguous()
     if outputs % TILE or dim % DIM_STEP:
         return F.linear(x, weight.float()).mul_(scale)
-    out = x.new_empty((*x.shape[:-1], outputs))
+    out = tape.empty(*x.shape[:-1], outputs)
     block = (ctypes.c_int64 * 9)(
         *(0, outputs, 0, x.numel() // dim),
         *(x.data_ptr(), weight.data_ptr(), scale.data_ptr(), out.data_ptr(), dim),
     )
-    parallel_launcher()(compiled(build_int8_linear), ctypes.addressof(block), torch.get_num_threads())
+    tape.launch(compiled(build_int8_linear), block, torch.get_num_threads())
     return out

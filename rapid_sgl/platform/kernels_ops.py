@@ -37,6 +37,8 @@ _SIGNATURE = types.void(types.CPointer(types.int64))
 R_COUNTER, R_ROWS, R_STAMP = range(3)
 N_X, N_RESIDUAL, N_WEIGHT, N_OUT, N_DIM, N_EPS = range(3, 9)
 S_X, S_OUT, S_DIM = range(3, 6)
+B_X, B_BIAS, B_DIM = range(3, 6)
+K_SLOTS, K_SOURCE, K_TARGET, K_SOURCE_STRIDE, K_HEAD_STRIDE, K_SLOT_STRIDE, K_HEADS, K_DIM = range(3, 11)
 E_Q, E_K, E_QS, E_KS, E_QHEADS, E_KHEADS, E_HEAD, E_HALF, E_POSITIONS, E_CACHE, E_LENGTH, E_BAD = range(3, 15)
 
 
@@ -110,6 +112,46 @@ def build_silu_and_mul(cache: bool, stamp: int) -> Any:
         args[R_STAMP] = stamp
 
     return cfunc(_SIGNATURE, cache=cache, nopython=True)(silu_and_mul)
+
+
+def build_add_bias(cache: bool, stamp: int) -> Any:
+    """Fields: x [rows, dim], changed in place, and bias [dim], contiguous float32; dim."""
+
+    def add_bias(args):
+        dim = args[B_DIM]
+        bias = f32_ptr(args[B_BIAS])
+        first = fetch_add(args, R_COUNTER) * ROWS
+        while first < args[R_ROWS]:
+            for row in range(first, min(first + ROWS, args[R_ROWS])):
+                x = f32_ptr(args[B_X] + 4 * row * dim)
+                for d in range(dim):
+                    x[d] += bias[d]
+            first = fetch_add(args, R_COUNTER) * ROWS
+        args[R_STAMP] = stamp
+
+    return cfunc(_SIGNATURE, cache=cache, nopython=True)(add_bias)
+
+
+def build_store(cache: bool, stamp: int) -> Any:
+    """Copy keys or values into a pool. Fields: int64 slots [rows]; source [rows, heads, dim] with a stride per row;
+    target with strides per head and slot; float32, strides in floats; heads; dim."""
+
+    def store(args):
+        dim = args[K_DIM]
+        slots = i64_ptr(args[K_SLOTS])
+        first = fetch_add(args, R_COUNTER) * ROWS
+        while first < args[R_ROWS]:
+            for row in range(first, min(first + ROWS, args[R_ROWS])):
+                for head in range(args[K_HEADS]):
+                    source = f32_ptr(args[K_SOURCE] + 4 * (row * args[K_SOURCE_STRIDE] + head * dim))
+                    at = slots[row] * args[K_SLOT_STRIDE] + head * args[K_HEAD_STRIDE]
+                    target = f32_ptr(args[K_TARGET] + 4 * at)
+                    for d in range(dim):
+                        target[d] = source[d]
+            first = fetch_add(args, R_COUNTER) * ROWS
+        args[R_STAMP] = stamp
+
+    return cfunc(_SIGNATURE, cache=cache, nopython=True)(store)
 
 
 @fast

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rapid_sgl.platform import kernels_linear, kernels_ops
-from rapid_sgl.platform.kernels_launch import compiled, float_bits, parallel_launcher
+from rapid_sgl.platform import kernels_linear, kernels_ops, tape
+from rapid_sgl.platform.kernels_launch import compiled, float_bits
 
 PLATFORM_KEY = "rapid_cpu"
 # Rows of x up to which one pass over the weights beats a matrix library. Against MKL: 2.1 times as fast at 1 to 64 rows of
@@ -30,7 +30,7 @@ def _run(build: Callable[..., Any], rows: int, *fields: int) -> Any:
     """Run a row kernel; returns the argument block as the kernel left it."""
     block = (ctypes.c_int64 * (3 + len(fields)))(0, rows, 0, *fields)
     threads = 1 if rows <= ROWS_ALONE else torch.get_num_threads()
-    parallel_launcher()(compiled(build), ctypes.addressof(block), threads)
+    tape.launch(compiled(build), block, threads)
     return block
 
 
@@ -57,7 +57,7 @@ def rms_norm(
     ):
         return self.forward_native(x, residual, post_residual_addition, quant_linear)
     dim = weight.shape[0]
-    out = torch.empty_like(x) if residual is None else x
+    out = tape.empty(*x.shape) if residual is None else x
     _run(
         kernels_ops.build_rms_norm,
         x.numel() // dim,
@@ -76,10 +76,34 @@ def silu_and_mul(self: Any, x: torch.Tensor) -> torch.Tensor:
     if not _plain(x) or x.shape[-1] % 2:
         return self.forward_native(x)
     dim = x.shape[-1] // 2
-    out = x.new_empty((*x.shape[:-1], dim))
+    out = tape.empty(*x.shape[:-1], dim)
     if x.numel():
         _run(kernels_ops.build_silu_and_mul, x.numel() // (2 * dim), x.data_ptr(), out.data_ptr(), dim)
     return out
+
+
+def store_heads(buffer: torch.Tensor, slots: torch.Tensor, heads: torch.Tensor) -> None:
+    """buffer[slots] = heads, where a tape can see it; int64 slots [tokens], heads [tokens, heads, dim]."""
+    if not (
+        buffer.dtype == heads.dtype == torch.float32
+        and buffer.stride(2) == heads.stride(2) == 1
+        and heads.stride(1) == heads.shape[2]
+        and slots.is_contiguous()
+    ):
+        buffer.index_copy_(0, slots, heads)
+        return
+    _run(
+        kernels_ops.build_store,
+        len(slots),
+        slots.data_ptr(),
+        heads.data_ptr(),
+        buffer.data_ptr(),
+        heads.stride(0),
+        buffer.stride(1),
+        buffer.stride(0),
+        heads.shape[1],
+        heads.shape[2],
+    )
 
 
 def _rows_of_heads(t: torch.Tensor, tokens: int, head_size: int) -> bool:
@@ -116,6 +140,9 @@ def rotary_embedding(
         or not (_rows_of_heads(query, tokens, self.head_size) and _rows_of_heads(key, tokens, self.head_size))
     ):
         return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    recorded = tape.current()
+    if recorded is not None:
+        recorded.positions_below = min(recorded.positions_below, table.shape[0])
     block = _run(
         kernels_ops.build_rotary,
         tokens,
@@ -150,12 +177,15 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     rows = x.numel() // dim
     if not (0 < rows <= LINEAR_ROWS and outputs % 4 == 0 and dim % 16 == 0 and _plain(x, weight)):
         return F.linear(x, weight, bias)
-    out = x.new_empty((*x.shape[:-1], outputs))
+    out = tape.empty(*x.shape[:-1], outputs)
     block = (ctypes.c_int64 * 8)(0, outputs, 0, rows, x.data_ptr(), weight.data_ptr(), out.data_ptr(), dim)
-    parallel_launcher()(
-        compiled(kernels_linear.build_linear), ctypes.addressof(block), torch.get_num_threads()
-    )
-    return out if bias is None else out.add_(bias)
+    tape.launch(compiled(kernels_linear.build_linear), block, torch.get_num_threads())
+    if bias is None:
+        return out
+    if not _plain(bias):
+        return out.add_(bias)
+    _run(kernels_ops.build_add_bias, rows, out.data_ptr(), bias.data_ptr(), outputs)
+    return out
 
 
 def linear_apply(

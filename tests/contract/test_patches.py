@@ -13,6 +13,7 @@ from rapid_sgl.server_patches import (
     fused_linear,
     kv_release,
     meta_info,
+    replay,
     request_check,
     row_writer,
     seeded_hash,
@@ -29,6 +30,7 @@ TARGETS = [
     ("kv_release", kv_release.TARGET),
     ("meta_info", meta_info.OUTPUT_TARGET),
     ("meta_info", meta_info.RESPONSE_TARGET),
+    ("replay", replay.LOAD_TARGET),
     ("request_check", request_check.TARGET),
     ("row_writer", row_writer.TARGET),
     ("seeded_hash", seeded_hash.TARGET),
@@ -61,6 +63,7 @@ def parameters(target):
 def test_signatures():
     assert parameters(row_writer.TARGET) == list(inspect.signature(row_writer.write_rows).parameters)
     assert parameters(kv_release.TARGET)[0] == "req"
+    assert parameters(replay.LOAD_TARGET) == ["self"]
     assert parameters(server_info.TARGET) == ["self", "state"]
     assert parameters(fused_linear.LINEAR_TARGET) == ["self", "layer", "x", "bias"]
     assert parameters(fused_linear.HEAD_TARGET)[:4] == ["self", "hidden_states", "lm_head", "embedding_bias"]
