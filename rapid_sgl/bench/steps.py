@@ -13,6 +13,7 @@ import torch
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.bench.prompts import exact_prompt
+from rapid_sgl.platform import replay
 from rapid_sgl.retrieval.prompt import PromptBuilder
 from rapid_sgl.verify.inputs import verify_input
 
@@ -63,6 +64,11 @@ class StepBench:
         """One new token by SGLang's decode mode."""
         self._set("DECODE", cached + 1, cached, 1)
         self._forward()
+
+    def decode_eager(self, cached: int) -> None:
+        """The same by SGLang's Python, layer by layer, where ``decode`` is replayed from tape."""
+        with replay.paused():
+            self.decode(cached)
 
     def extend(self, cached: int) -> None:
         """One new token by extension of a cached prefix, as a prompt that is all but cached takes it."""
@@ -181,6 +187,8 @@ def _passes(bench: StepBench, contexts: Sequence[int]) -> dict[tuple[str, int], 
     passes: dict[tuple[str, int], Pass] = {}
     for size in contexts:
         passes["decode", size] = lambda size=size: bench.decode(size)  # type: ignore[misc]
+        if replay.is_attached(bench.runner.model):
+            passes["decode_eager", size] = lambda size=size: bench.decode_eager(size)  # type: ignore[misc]
         passes["extend1", size] = lambda size=size: bench.extend(size)  # type: ignore[misc]
         passes["verify1", size] = lambda size=size: bench.verify(size, 1)  # type: ignore[misc]
         passes[f"verify{VERIFY_WIDTH}", size] = lambda size=size: bench.verify(size, VERIFY_WIDTH)  # type: ignore[misc]
@@ -211,7 +219,7 @@ def _timed(
 def summary(times: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
     """Medians and ranges per pass from times in ms, and the ratios to a plain decode step.
 
-    The first two ratios are taken at the largest size, the third at the smallest.
+    The first two ratios are taken at the largest size, the others at the smallest.
     """
     report: dict[str, Any] = {}
     ranges: dict[str, Any] = {}
@@ -226,6 +234,8 @@ def summary(times: dict[tuple[str, int], list[float]]) -> dict[str, Any]:
         "verify5_over_decode": round(report["verify5_ms"][long] / decode[long], 3),
         "decode_over_linears": round(decode[short] / report["linears_ms"]["1"], 3),
     }
+    if "decode_eager_ms" in report:
+        report["ratios"]["eager_over_decode"] = round(report["decode_eager_ms"][short] / decode[short], 3)
     report["range_ms"] = ranges
     return report
 

@@ -20,11 +20,12 @@ Time the forward passes that decoding is made of, with the model, attention back
 threads that `rapid-sgl serve` would use, in a process like a server's, but without requests. The
 passes take turns in every repeat; the report shows medians.
 
-  decode_ms    one new token over n cached ones, by SGLang's decode mode
-  extend1_ms   one new token by extension of n cached ones, as a cached prompt takes it
-  verify1_ms   a verify pass without drafts: what a RAPID server runs for a request that is not drafted
-  verify5_ms   a verify pass of five tokens: the last committed one and four drafts
-  linears_ms   the bare linear layers and the head of the model, on 1 and on 5 rows
+  decode_ms        one new token over n cached ones, by SGLang's decode mode
+  decode_eager_ms  the same without replay from tape (portable CPU platform only)
+  extend1_ms       one new token by extension of n cached ones, as a cached prompt takes it
+  verify1_ms       a verify pass without drafts, as a RAPID server runs it for an undrafted request
+  verify5_ms       a verify pass of five tokens: the last committed one and four drafts
+  linears_ms       the bare linear layers and the head of the model, on 1 and on 5 rows
 
 examples:
   rapid-sgl bench steps

@@ -8,6 +8,8 @@ every other model runs as before.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,7 +104,7 @@ class ReplayedForward:
     def _suits(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any, backend: Any) -> bool:
         """Whether this pass is of the kind that tapes hold."""
         return (
-            not self._refused
+            not (self._refused or _paused)
             and isinstance(backend, PortableCpuAttnBackend)
             and backend.planned_tokens() == len(input_ids)
             and 0 < len(input_ids) <= LINEAR_ROWS
@@ -136,6 +138,25 @@ class ReplayedForward:
             batch.out_cache_loc = slots
         self._recorded[key] = known
         return known.output.clone()
+
+
+_paused = False
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Passes inside run eagerly."""
+    global _paused
+    _paused = True
+    try:
+        yield
+    finally:
+        _paused = False
+
+
+def is_attached(model: nn.Module) -> bool:
+    """Whether passes of this model are replayed, if they can be."""
+    return isinstance(getattr(getattr(model, "model", None), "forward", None), ReplayedForward)
 
 
 def attach(model: nn.Module) -> None:

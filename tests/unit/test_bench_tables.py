@@ -402,6 +402,8 @@ def test_step_summary(capsys):
         "verify5_over_decode": 1.6,
         "decode_over_linears": 1.275,
     }
+    eager = {("decode_eager", 128): [102.0] * 3, ("decode_eager", 7000): [150.0] * 3}
+    assert summary(step_times() | eager)["ratios"]["eager_over_decode"] == 2.0
     assert report["range_ms"]["decode"]["7000"] == [90.0, 110.0]
     print_steps(report)
     text = capsys.readouterr().out
