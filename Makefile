@@ -30,8 +30,11 @@ $(STAMP): pyproject.toml Makefile
 demo: env ## ask the embedded model about a chapter of Python's reference, on a server of its own
 	@$(BIN)/rapid-sgl ask --python-topic '$(TOPIC)' --truncate middle -q '$(QUESTION)' --max-new-tokens 128
 
+# Dozens of processes load SGLang, which takes twice as long where Python may not keep bytecode.
+TEST_ENV := HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
+
 test: env ## run the test suite
-	HF_HUB_OFFLINE=1 $(BIN)/pytest
+	$(TEST_ENV) $(BIN)/pytest
 
 bench-quick: env ## measure the main table again, with charts, into docs/plots (some 15 minutes, nothing else running)
 	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(UV) pip install --quiet --python $(BIN)/python matplotlib
@@ -39,7 +42,7 @@ bench-quick: env ## measure the main table again, with charts, into docs/plots (
 		--methods target,rag-only,view,rag,copy,ngram --rapid-draft-length 4 --plots docs/plots
 
 test-all: env ## the suite with its slow tests: SGLang's NGRAM and STANDALONE, an engine in a program
-	HF_HUB_OFFLINE=1 $(BIN)/pytest -m ''
+	$(TEST_ENV) $(BIN)/pytest -m ''
 
 lint: env ## lint, formatting and types
 	@# pytest refuses two test files of one name
