@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import openai
+
+from rapid_sgl.http_client import Client
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "What does make demo do?"
@@ -38,6 +41,33 @@ def test_openai_client(rapid_server):
         extra_body={"custom_params": {"rapid_drafter": "off"}},
     )
     assert shown.strip() == plain.choices[0].message.content.strip() != ""
+
+
+def test_rag_over_several_files(rapid_server, tmp_path):
+    asked = (rapid_server.url, str(tmp_path / "store"), QUESTION, "README.md", "docs/benchmark.md")
+    first = run("rag.py", *asked)
+    answer, *spans, accepted = first.splitlines()
+    assert answer and any("make demo" in span for span in spans), first
+    assert float(accepted.split()[0]) > 1.2
+    assert run("rag.py", *asked) == first, "the store answers as the embedder did"
+
+
+def test_behind_sglangs_router(rapid_server):
+    from rapid_sgl.client import free_port
+
+    port = free_port()
+    script = [sys.executable, ROOT / "examples" / "router.py", str(port), rapid_server.url]
+    with subprocess.Popen(script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as router:
+        try:
+            client = Client(f"http://127.0.0.1:{port}")
+            deadline = time.monotonic() + 120
+            while not client.healthy():
+                assert router.poll() is None and time.monotonic() < deadline, "the router is not ready"
+                time.sleep(0.5)
+            routed = run("openai_client.py", client.url, "README.md", QUESTION)
+        finally:
+            router.terminate()
+    assert routed == run("openai_client.py", rapid_server.url, "README.md", QUESTION) != ""
 
 
 def test_offline_engine():
