@@ -2,6 +2,7 @@
 
     .venv/bin/python tests/measure/reselect.py
     .venv/bin/python tests/measure/reselect.py --url http://127.0.0.1:30000 --tokens 7000 --prompts 2 --kinds jump
+    .venv/bin/python tests/measure/reselect.py --cost
 
 Documents are Python's reference with three passages planted far from each other: a letter, an inventory and a
 configuration (those of ``rapid-sgl bench``). Three kinds of answers are asked for:
@@ -15,7 +16,7 @@ configuration (those of ``rapid-sgl bench``). Three kinds of answers are asked f
 Every prompt is asked with each budget and each value of ``rapid_reselect``, in turns, without copies. The fixed spans
 are those that BM25 finds for the question, and they are what re-selection starts from. Prints a table of means and,
 as the last line, JSON. Times are compared prompt by prompt, since other work on the machine comes and goes: the
-median of the ratios.
+median of the ratios. ``--cost`` needs no server: milliseconds of the index and of a re-selection, by prompt length.
 """
 
 from __future__ import annotations
@@ -26,16 +27,24 @@ import json
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import fmean, median
 from typing import Any
+
+import torch
 
 from rapid_sgl.bench.workloads import CHARS_PER_TOKEN, make_task
 from rapid_sgl.cli.asking import load_builder
 from rapid_sgl.client import Client, Server
+from rapid_sgl.config import RapidConfig
+from rapid_sgl.drafter.reselect import Reselection
+from rapid_sgl.drafter.rows import DraftRows, view_ranges
 from rapid_sgl.models import embedded_model_path
 from rapid_sgl.request import spans_to_wire
 from rapid_sgl.retrieval.chunking import tokenize
@@ -63,6 +72,9 @@ class Asked:
 def main(argv: list[str]) -> None:
     args = _parser().parse_args(argv)
     builder = load_builder(str(embedded_model_path()))
+    if args.cost:
+        print(json.dumps([cost(builder, tokens) for tokens in (7000, 32000, 128000)]))
+        return
     prompts = [
         make_prompt(builder, kind, args.tokens, member)
         for kind, member in product(args.kinds.split(","), range(args.prompts))
@@ -163,6 +175,32 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
     print(json.dumps({"options": vars(args), "table": table}))
 
 
+def cost(builder: PromptBuilder, tokens: int) -> dict[str, float]:
+    """Milliseconds of one thread: to index a prompt, and to choose again and rewrite the row (median, slowest)."""
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    ids = tokenize(text, builder.tokenizer).ids
+    ids = (ids * (1 + tokens // len(ids)))[:tokens]
+    config = RapidConfig(reselect=16)
+    rows = DraftRows(torch.zeros(1, tokens + 1000, dtype=torch.int32))
+    view = rows.build(0, tokens, view_ranges(tokens, [], config))
+    with ThreadPoolExecutor(1) as pool:
+        began = time.perf_counter()
+        reselection = Reselection(ids, [], config, pool)
+        reselection.select([])
+        built = time.perf_counter() - began
+        times = []
+        for end in range(16, 960, 16):
+            began = time.perf_counter()
+            reselection.advance(rows, view, ids[1000 : 1000 + end])
+            times.append(1000 * (time.perf_counter() - began))
+    return {
+        "tokens": tokens,
+        "index": round(1000 * built, 1),
+        "again": round(median(times), 2),
+        "slowest": round(max(times), 2),
+    }
+
+
 @contextlib.contextmanager
 def _client(url: str | None) -> Iterator[Client]:
     if url is not None:
@@ -186,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reselect", default="0,16,64", help="values of the option; others are compared with the first"
     )
+    parser.add_argument("--cost", action="store_true", help="only the time that re-selection takes")
     parser.add_argument("--new-tokens", type=int, default=220)
     return parser
 
