@@ -35,14 +35,21 @@ def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
     log = tmp / "server.log"
     with Server.start(args, env=STRICT, log_path=log, **options) as server:
         yield server
-        for _ in range(20):  # refused while the scheduler still lets go of the last request
-            with contextlib.suppress(ServerError):
-                server.client.flush_cache()
-                break
-            time.sleep(0.5)
+        flush(server)
         assert server.alive, f"the server ended during the tests:\n{server.log_tail()}"
     alarms = [line for line in log.read_text(errors="replace").splitlines() if ALARMS.search(line)]
     assert not alarms, "\n".join(alarms[:20])
+
+
+def flush(server: Server) -> None:
+    """Empty the caches; SGLang refuses while the scheduler still lets go of the last request."""
+    for _ in range(20):
+        with contextlib.suppress(ServerError):
+            server.client.flush_cache()
+            return
+        time.sleep(0.5)
+    if server.alive:
+        server.client.flush_cache()
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +68,7 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     """A KV pool far too small for the requests that the tests send at once, so that some are retracted."""
     yield from serve(
         tmp_path_factory.mktemp("crowded"),
-        "--max-total-tokens=1600",
+        "--max-total-tokens=1200",
         "--max-running-requests=16",
         "--schedule-conservativeness=0.1",
         "--rapid-max-draft-length=4",  # verify slots for ten would be most of this pool
@@ -85,8 +92,9 @@ def draft_model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 @pytest.fixture(scope="module")
 def twin_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model's int8 twin drafts."""
-    yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8", *ALWAYS_DRAFT)
+    """The embedded model's int8 twin drafts. Spans are to be chosen at once, so none ever are."""
+    late = ("--rapid-auto-spans=bm25", "--rapid-auto-deadline=0")
+    yield from serve(tmp_path_factory.mktemp("twin"), "--rapid-drafter-weights=int8", *late, *ALWAYS_DRAFT)
 
 
 def pruned_checkpoint(folder: Path, drop: range) -> None:
@@ -154,6 +162,12 @@ def body(input_ids: Any, max_new_tokens: int = 32, **options: Any) -> dict[str, 
     sampling = {key: value for key, value in options.items() if key not in rapid}
     params = {"temperature": 0, **sampling, "max_new_tokens": max_new_tokens, "custom_params": rapid or None}
     return {"input_ids": input_ids, "sampling_params": params, **top}
+
+
+def undrafted(server: Server, prompts: list[list[int]], *args: Any, **options: Any) -> list[dict[str, Any]]:
+    """The answers without drafts to prompts that share most of the longest one's beginning: it is prefilled once."""
+    generate(server, max(prompts, key=len), 1, rapid_drafter="off")
+    return in_parallel(8, lambda ids: generate(server, ids, *args, rapid_drafter="off", **options), prompts)
 
 
 def in_parallel(count: int, call: Any, items: list[Any]) -> list[Any]:

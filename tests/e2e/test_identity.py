@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 import pytest
-from conftest import DRAFTED, chat_ids, generate, in_parallel, rapid_stats, reference_text
+from conftest import DRAFTED, chat_ids, flush, generate, in_parallel, rapid_stats, reference_text, undrafted
 
 TIE = 1e-4  # two logits closer than this may swap between two ways of summing the same numbers
 
@@ -21,6 +21,7 @@ QUESTIONS = (
 PROMPTS = [(size, question) for size in (0, 300) for question in QUESTIONS[:2]]
 PROMPTS += [(size, question) for size in (1300, 2600, 4000) for question in QUESTIONS]
 PROMPTS += [(7000, question) for question in QUESTIONS[:2]]
+NEW_TOKENS = 24
 
 
 def assert_same_tokens(server, ids, drafted, plain, **options):
@@ -42,7 +43,7 @@ def assert_same_tokens(server, ids, drafted, plain, **options):
 @pytest.fixture(scope="module")
 def plain_answers(rapid_server):
     prompts = [chat_ids(reference_text(size) if size else "", question) for size, question in PROMPTS]
-    return prompts, [generate(rapid_server, ids, rapid_drafter="off") for ids in prompts]
+    return prompts, undrafted(rapid_server, prompts, NEW_TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ def plain_answers(rapid_server):
 def test_one_request_at_a_time(rapid_server, plain_answers, options):
     before = rapid_stats(rapid_server)["drafted"]["accepted"]
     for ids, plain in zip(*plain_answers, strict=True):
-        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, **options), plain)
+        assert_same_tokens(rapid_server, ids, generate(rapid_server, ids, NEW_TOKENS, **options), plain)
     if options:  # by default the server may find that drafting does not pay on this machine
         assert rapid_stats(rapid_server)["drafted"]["accepted"] - before > 100, "hardly anything was drafted"
 
@@ -75,7 +76,7 @@ def test_eight_at_once(rapid_server, plain_answers):
     options = [{**kinds[i % 5], "rapid_draft_length": lengths[i % 6]} for i in range(len(prompts))]
 
     def ask(item):
-        return generate(rapid_server, item[0], **item[1])
+        return generate(rapid_server, item[0], NEW_TOKENS, **item[1])
 
     drafted = in_parallel(8, ask, list(zip(prompts, options, strict=True)))
     for ids, answer, reference, asked in zip(prompts, drafted, plain, options, strict=True):
@@ -90,8 +91,8 @@ def test_a_drafter_that_sees_everything_is_always_right(rapid_server, drafter):
     ids = chat_ids(reference_text(1500), "Summarise the text above.")
     budget = {"rapid_budget": len(ids) - 1, "rapid_head": len(ids) - 1 - 700, "rapid_recent": 700}
     ask = {"max_new_tokens": 80, "ignore_eos": True, "rapid_drafter": drafter, **budget, **DRAFTED}
-    generate(rapid_server, ids, **ask)
-    rapid_server.client.flush_cache()
+    generate(rapid_server, ids, **{**ask, "max_new_tokens": 16})
+    flush(rapid_server)
     # cold, then with the prompt in the cache: rows may not depend on what their memory held before
     cold, warm = [generate(rapid_server, ids, **ask)["meta_info"]["spec_accept_length"] for _ in range(2)]
     if drafter == "rag":
@@ -101,38 +102,51 @@ def test_a_drafter_that_sees_everything_is_always_right(rapid_server, drafter):
         assert min(cold, warm) > 4.5, (cold, warm)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"stop": ["\n"]},
-        {"stop": ["the", "a "]},
-        {"stop_token_ids": [28]},
-        {"ignore_eos": True, "max_new_tokens": 90},
-        {"frequency_penalty": 0.7, "presence_penalty": 0.3},
-        {"repetition_penalty": 1.3},
-        {"min_new_tokens": 24},
-        {"logit_bias": {"28": -5.0, "260": 3.0}},
-        {"max_new_tokens": 1},
-        {"max_new_tokens": 2},
-        {"rapid_spans": [200, 400, 900, 1100]},
-        {"rapid_budget": 200, "rapid_head": 0, "rapid_recent": 0},
-        {"rapid_draft_length": 1},
-        {"rapid_draft_length": "auto"},
-        {"rapid_stop_below": 0.9},
-        {"regex": r"(yes|no), because [a-z ]{10,60}\."},
-        {
-            "json_schema": '{"type":"object","properties":{"topic":{"type":"string","maxLength":20},"useful":{"type":"boolean"}},"required":["topic","useful"]}'
-        },
-    ],
-    ids=lambda options: ",".join(options),
-)
-def test_options_leave_greedy_output_alone(rapid_server, options):
+OPTIONS = [
+    {"stop": ["\n"]},
+    {"stop": ["the", "a "]},
+    {"stop_token_ids": [28]},
+    {"ignore_eos": True, "max_new_tokens": 90},
+    {"frequency_penalty": 0.7, "presence_penalty": 0.3},
+    {"repetition_penalty": 1.3},
+    {"min_new_tokens": 24},
+    {"logit_bias": {"28": -5.0, "260": 3.0}},
+    {"max_new_tokens": 1},
+    {"max_new_tokens": 2},
+    {"rapid_spans": [200, 400, 900, 1100]},
+    {"rapid_budget": 200, "rapid_head": 0, "rapid_recent": 0},
+    {"rapid_draft_length": 1},
+    {"rapid_draft_length": "auto"},
+    {"rapid_stop_below": 0.9},
+    {"regex": r"(yes|no), because [a-z ]{10,60}\."},
+    {
+        "json_schema": '{"type":"object","properties":{"topic":{"type":"string","maxLength":20},"useful":{"type":"boolean"}},"required":["topic","useful"]}'
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def answers_with_options(rapid_server):
+    """The prompt, and per entry of OPTIONS its drafted and its plain answer: eight at once, so that requests of
+    every kind share steps."""
     ids = chat_ids(reference_text(1800), QUESTIONS[1])
-    options = {"max_new_tokens": 40, "rapid_draft_length": 4, **options}
-    drafted = generate(rapid_server, ids, **options)
-    shared = {key: value for key, value in options.items() if not key.startswith("rapid_")}
-    plain = generate(rapid_server, ids, **shared, rapid_drafter="off")
-    shared.pop("max_new_tokens")
+    generate(rapid_server, ids, 1)  # now the prompt is cached
+    asked = [{"max_new_tokens": 40, "rapid_draft_length": 4, **options} for options in OPTIONS]
+    plain = [{**without_rapid(options), "rapid_drafter": "off"} for options in asked]
+    answers = in_parallel(8, lambda options: generate(rapid_server, ids, **options), asked + plain)
+    return ids, list(zip(answers[: len(asked)], answers[len(asked) :], strict=True))
+
+
+def without_rapid(options):
+    return {key: value for key, value in options.items() if not key.startswith("rapid_")}
+
+
+@pytest.mark.parametrize("which", range(len(OPTIONS)), ids=lambda which: ",".join(OPTIONS[which]))
+def test_options_leave_greedy_output_alone(rapid_server, answers_with_options, which):
+    ids, answers = answers_with_options
+    drafted, plain = answers[which]
+    shared = without_rapid(OPTIONS[which])
+    shared.pop("max_new_tokens", None)
     assert_same_tokens(rapid_server, ids, drafted, plain, **shared)
     assert drafted["meta_info"]["finish_reason"] == plain["meta_info"]["finish_reason"]
     assert drafted["text"] == plain["text"]

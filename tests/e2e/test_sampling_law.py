@@ -7,6 +7,7 @@ probability 1e-4 (so about once in 5,000 runs of this file).
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 from conftest import DRAFTED, body, chat_ids, in_parallel, rapid_stats, reference_text, tokenizer
@@ -34,9 +35,14 @@ def p_value(a: Counter, b: Counter) -> float:
     return chi2_contingency(table).pvalue
 
 
+@cache
+def plain_first_tokens(server):
+    return first_tokens(server, rapid_drafter="off")
+
+
 @pytest.fixture(scope="module")
 def plain(rapid_server):
-    return first_tokens(rapid_server, rapid_drafter="off")
+    return plain_first_tokens(rapid_server)
 
 
 @pytest.mark.parametrize("drafter", ["view", "rag"])
@@ -56,9 +62,9 @@ def test_copies_follow_the_law(rapid_server):
     text = tokenizer().apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     ids = tokenizer()(text)["input_ids"]
     # the first two tokens are the prefill's and those of a step without drafts
-    plain = first_tokens(rapid_server, ids, 5, 1008, rapid_drafter="off")
+    plain = first_tokens(rapid_server, ids, 4, 768, rapid_drafter="off")
     before = rapid_stats(rapid_server)["drafted"]
-    copied = first_tokens(rapid_server, ids, 5, 1008, rapid_draft_length=4)
+    copied = first_tokens(rapid_server, ids, 4, 768, rapid_draft_length=4)
     after = rapid_stats(rapid_server)["drafted"]
     proposed, accepted = (after[key] - before[key] for key in ("copied", "copies_accepted"))
     assert 0.1 * proposed < accepted < 0.9 * proposed and proposed > 150, (proposed, accepted)
@@ -67,5 +73,5 @@ def test_copies_follow_the_law(rapid_server):
 
 def test_the_test_can_see_a_wrong_law(rapid_server, plain):
     """With λ = 1 the server emits the drafter's law; had that passed for the target's, the test would be blind."""
-    wrong = first_tokens(rapid_server, **TINY_VIEW, rapid_transfer="mixture", rapid_lambda=1.0)
+    wrong = first_tokens(rapid_server, samples=1008, **TINY_VIEW, rapid_transfer="mixture", rapid_lambda=1.0)
     assert p_value(wrong, plain) < FALSE_ALARM
