@@ -168,9 +168,8 @@ def report(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
         ratio = median(a["ms"] / b["ms"] for a, b in zip(mine, first, strict=True))
         accepted, times = (fmean(row[key] for row in mine) for key in ("accept_length", "reselections"))
         same = sum(row["same"] for row in mine)
-        print(
-            f"| {kind} | {budget} | {every} | {accepted:.2f} | {ratio:.2f} | {times:.1f} | {same} of {len(mine)} |"
-        )
+        equal = "sampled" if kind == "summary" else f"{same} of {len(mine)}"
+        print(f"| {kind} | {budget} | {every} | {accepted:.2f} | {ratio:.2f} | {times:.1f} | {equal} |")
         table.append([kind, budget, every, round(accepted, 3), round(ratio, 3), round(times, 1), same])
     print(json.dumps({"options": vars(args), "table": table}))
 
