@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import openai
 import pytest
 import requests
-from conftest import ALWAYS_DRAFT, body, chat_ids, generate, in_parallel, reference_text, serve, tokenizer
+from conftest import DRAFTED, body, chat_ids, flush, generate, in_parallel, reference_text, serve, tokenizer
 from test_identity import assert_same_tokens
+
+from rapid_sgl.models import embedded_model_path
 
 NEEDLE = "The lighthouse keeper at Cape Sorrow named his parrot Balthazar."
 QUESTION = "What did the lighthouse keeper call his parrot?"
@@ -28,7 +30,9 @@ PROMPT = chat_ids(haystack(), QUESTION)
 
 @pytest.fixture(scope="module")
 def auto_server(tmp_path_factory):
-    yield from serve(tmp_path_factory.mktemp("auto"), "--rapid-auto-spans=bm25")
+    """Also with a draft model, which only re-encoded rows use: the embedded model itself."""
+    model = f"--speculative-draft-model-path={embedded_model_path()}"
+    yield from serve(tmp_path_factory.mktemp("auto"), "--rapid-auto-spans=bm25", model)
 
 
 def covers_needle(ids, flat):
@@ -133,15 +137,24 @@ def test_abort_while_spans_are_chosen(auto_server, attempt):
     assert response.status_code != 200 or response.json()["meta_info"]["completion_tokens"] < 1500
 
 
-def test_deadline_zero_and_off(auto_server, rapid_server, tmp_path):
-    """Head and recent window draft, with the same answer; off, the default, is off."""
+def test_off_by_default(auto_server, rapid_server):
+    """The same answer, and no word of spans."""
     drafted = generate(auto_server, PROMPT)
-    for server in serve(tmp_path, "--rapid-auto-spans=bm25", "--rapid-auto-deadline=0", *ALWAYS_DRAFT):
-        late = generate(server, PROMPT)
-        assert_same_tokens(server, PROMPT, late, drafted)
-        info = late["meta_info"]
-        assert info["rapid_drafter"] == "view" and info["spec_accept_length"] > 1
-        assert (info["rapid_spans_source"], info["rapid_auto_missed"]) == ("none", "deadline")
     plain = generate(rapid_server, PROMPT)
     assert_same_tokens(rapid_server, PROMPT, plain, drafted)
     assert not (UNTOUCHED | {"rapid_spans_source"}) & set(plain["meta_info"])
+
+
+def test_own_weights_as_a_separate_model_accept_alike(auto_server, rapid_server):
+    """The embedded model drafting for itself from a second copy of its weights: the same drafts, the same fate."""
+    ids = chat_ids(reference_text(1500), QUESTION)
+    spans = {"rapid_drafter": "rag", "rapid_spans": [300, 500, 900, 1000]}
+    infos = []
+    for server in (rapid_server, auto_server):
+        flush(server)
+        for _ in range(2):
+            answer = generate(server, ids, 64, ignore_eos=True, **spans, **DRAFTED)
+        infos.append(answer["meta_info"])
+    alone, separate = infos
+    assert separate["rapid_draft_cached_tokens"] == alone["rapid_draft_cached_tokens"] > 900
+    assert separate["spec_accept_length"] == pytest.approx(alone["spec_accept_length"])
