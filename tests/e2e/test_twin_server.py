@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import requests
-from conftest import chat_ids, generate, in_parallel, reference_text
+from conftest import chat_ids, generate, in_parallel, reference_text, undrafted
+from test_auto_server import PROMPT
 from test_identity import QUESTIONS, assert_same_tokens
 
 from rapid_sgl.http_client import ServerError
@@ -16,7 +17,7 @@ WEIGHTS = "rapid_drafter_weights"
 @pytest.fixture(scope="module")
 def answers(twin_server):
     prompts = [chat_ids(reference_text(1300 + 200 * i), QUESTIONS[i % 6]) for i in range(8)]
-    return prompts, [generate(twin_server, ids, rapid_drafter="off") for ids in prompts]
+    return prompts, undrafted(twin_server, prompts)
 
 
 def test_identity_alone(twin_server, answers):
@@ -67,3 +68,12 @@ def test_the_twin_follows_a_weight_update(twin_server, answers):
 def test_weights_that_are_not_loaded_are_refused(twin_server):
     with pytest.raises(ServerError, match="not loaded on this server"):
         generate(twin_server, chat_ids("", QUESTIONS[0]), **{WEIGHTS: "fp8"})
+
+
+def test_no_time_to_choose_spans(twin_server, rapid_server):
+    """Head and recent window draft, with the same answer."""
+    late = generate(twin_server, PROMPT)
+    assert_same_tokens(twin_server, PROMPT, late, generate(rapid_server, PROMPT, rapid_drafter="off"))
+    info = late["meta_info"]
+    assert info["rapid_drafter"] == "view" and info["spec_accept_length"] > 1
+    assert (info["rapid_spans_source"], info["rapid_auto_missed"]) == ("none", "deadline")
