@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 from conftest import (
-    DRAFTED,
     chat_ids,
+    flush,
     generate,
     in_parallel,
     rapid_stats,
     reference_text,
-    serve,
     tokenizer,
+    undrafted,
 )
 from test_identity import QUESTIONS, assert_same_tokens
-from test_sampling_law import FALSE_ALARM, TINY_VIEW, first_tokens, p_value
+from test_sampling_law import FALSE_ALARM, TINY_VIEW, first_tokens, p_value, plain_first_tokens
 
 from rapid_sgl.http_client import ServerError
-from rapid_sgl.models import embedded_model_path
 
 SPANS = [300, 500, 900, 1000]
 RAG = {"rapid_drafter": "rag", "rapid_spans": SPANS}
@@ -30,13 +29,13 @@ def cached_share(answer):
 
 def test_same_chunks_new_question(rapid_server):
     document = reference_text(2000)
-    rapid_server.client.flush_cache()
+    flush(rapid_server)
     first = generate(rapid_server, chat_ids(document, QUESTIONS[0]), **RAG)
     assert cached_share(first) == 0
     for question in QUESTIONS[1:]:
         # greedy and 32 tokens: the first question's row is ready long before it ends
         assert cached_share(generate(rapid_server, chat_ids(document, question), **RAG)) >= 0.9
-    rapid_server.client.flush_cache()
+    flush(rapid_server)
     assert cached_share(generate(rapid_server, chat_ids(document, QUESTIONS[1]), **RAG)) == 0
 
 
@@ -106,7 +105,7 @@ class TestDraftModel:
     def test_identity_alone_and_in_a_mixed_batch(self, draft_model_server):
         server = draft_model_server
         prompts = [chat_ids(reference_text(1100 + 90 * i), QUESTIONS[i % 6]) for i in range(10)]
-        plain = [generate(server, ids, rapid_drafter="off") for ids in prompts]
+        plain = undrafted(server, prompts)
         for ids, reference in zip(prompts[:3], plain, strict=False):
             answer = generate(server, ids)
             assert_same_tokens(server, ids, answer, reference)
@@ -121,19 +120,19 @@ class TestDraftModel:
         for ids, answer, reference in zip(prompts, answers, plain, strict=True):
             assert_same_tokens(server, ids, answer, reference)
 
-    def test_sampling_law(self, draft_model_server):
-        """As ``test_sampling_law`` has it for the served weights; the same false-alarm rate."""
-        plain = first_tokens(draft_model_server, rapid_drafter="off")
+    def test_sampling_law(self, draft_model_server, rapid_server):
+        """As ``test_sampling_law`` has it for the served weights, which are the same; the same false-alarm rate."""
+        plain = plain_first_tokens(rapid_server)
         drafted = first_tokens(draft_model_server, **TINY_VIEW, rapid_drafter="rag")
         assert p_value(drafted, plain) > FALSE_ALARM
 
     def test_more_rows_than_memory(self, draft_model_server):
         """Twelve rows of about 900 tokens where three fit: some wait undrafted, nobody fails, all slots return."""
         server = draft_model_server
-        server.client.flush_cache()
+        flush(server)
         prompts = [chat_ids(reference_text(1300 + 50 * i), QUESTIONS[i % 6]) for i in range(12)]
-        long = {"max_new_tokens": 64, "ignore_eos": True}
-        plain = in_parallel(4, lambda ids: generate(server, ids, rapid_drafter="off", **long), prompts)
+        long = {"max_new_tokens": 40, "ignore_eos": True}
+        plain = undrafted(server, prompts, **long)
         refused = rapid_stats(server)["draft_kv"]["refused"]
         answers = in_parallel(12, lambda ids: generate(server, ids, **long), prompts)
         for ids, answer, reference in zip(prompts, answers, plain, strict=True):
@@ -141,18 +140,5 @@ class TestDraftModel:
         memory = rapid_stats(server)["draft_kv"]
         assert memory["refused"] > refused, "there was room for every row"
         assert memory["free"] + memory["evictable"] == memory["size"]
-        server.client.flush_cache()
+        flush(server)
         assert rapid_stats(server)["draft_kv"]["free"] == memory["size"]
-
-
-def test_own_weights_as_a_separate_model_accept_alike(rapid_server, tmp_path):
-    """The embedded model drafting for itself from a second copy of its weights: the same drafts, the same fate."""
-    ids = chat_ids(reference_text(1500), QUESTIONS[1])
-    ask = {"max_new_tokens": 64, "ignore_eos": True, **RAG, **DRAFTED}
-    generate(rapid_server, ids, **ask)
-    alone = generate(rapid_server, ids, **ask)["meta_info"]
-    for server in serve(tmp_path, f"--speculative-draft-model-path={embedded_model_path()}"):
-        generate(server, ids, **ask)
-        separate = generate(server, ids, **ask)["meta_info"]
-        assert separate["rapid_draft_cached_tokens"] == alone["rapid_draft_cached_tokens"] > 900
-        assert separate["spec_accept_length"] == pytest.approx(alone["spec_accept_length"])
