@@ -1,10 +1,12 @@
 """`rapid-sgl ask` and `doctor` as a user runs them, on a real server with the real model."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -16,8 +18,14 @@ NEEDLE = "The secret code of the blue vault is 7391."
 QUESTION = "What is the secret code of the blue vault?"
 
 
-def run(*arguments, timeout=600):
-    return subprocess.run([RAPID_SGL, *arguments], capture_output=True, text=True, timeout=timeout)
+def run(*arguments, timeout=600, **environment):
+    return subprocess.run(
+        [RAPID_SGL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -150,16 +158,33 @@ def processes_named(marker):
     return found
 
 
-def test_own_server_is_started_used_and_stopped(document):
-    marker = f"ask-{time.monotonic_ns()}"
-    result = run(
-        *["ask", document, "-q", QUESTION, "--json", "--max-new-tokens", "8", "--rapid-draft-length", "3"],
-        *["--", "--served-model-name", marker, "--max-total-tokens", "9000"],
-    )
+MARKER = f"ask-{time.monotonic_ns()}"
+
+
+@pytest.fixture(scope="module")
+def commands(document):
+    """What these commands say; two at a time, as they spend their time loading SGLang, on one core each."""
+    own = ["ask", document, "-q", QUESTION, "--json", "--max-new-tokens", "8", "--rapid-draft-length", "3"]
+    own += ["--", "--served-model-name", MARKER, "--max-total-tokens", "9000"]
+    with ThreadPoolExecutor(2) as pool:
+        results = {
+            "own server": pool.submit(run, *own),
+            "no such model": pool.submit(
+                run, "ask", document, "-q", QUESTION, "--model-path", "/no-such-model"
+            ),
+            "doctor": pool.submit(run, "doctor", "--json"),
+            # a wrong variable and a plugin that SGLang is told to leave out
+            "doctor, ill": pool.submit(run, "doctor", "--json", RAPID_SGL_BUDGET="0", SGLANG_PLUGINS="other"),
+        }
+    return {name: result.result() for name, result in results.items()}
+
+
+def test_own_server_is_started_used_and_stopped(commands):
+    result = commands["own server"]
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer["new_tokens"] == 8 and answer["custom_params"]["rapid_draft_length"] == 3
-    assert processes_named(marker) == []
+    assert processes_named(MARKER) == []
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -177,14 +202,14 @@ def test_interrupted_ask_takes_its_server_down(document, number, status):
     assert processes_named(marker) == []
 
 
-def test_server_that_cannot_start_shows_the_end_of_its_log(document, tmp_path):
-    result = run("ask", document, "-q", QUESTION, "--model-path", tmp_path / "no-such-model")
+def test_server_that_cannot_start_shows_the_end_of_its_log(commands):
+    result = commands["no such model"]
     assert result.returncode == 1 and result.stdout == ""
     assert "before it was ready; its last lines:" in result.stderr and "no-such-model" in result.stderr
 
 
-def test_doctor_finds_this_installation_in_order():
-    result = run("doctor", "--json")
+def test_doctor_finds_this_installation_in_order(commands):
+    result = commands["doctor"]
     report = json.loads(result.stdout)
     bad = [check for check in report["checks"] if not check["ok"]]
     assert bad == [] and report["ok"] and result.returncode == 0
@@ -192,11 +217,9 @@ def test_doctor_finds_this_installation_in_order():
     assert {"sglang", "platform", "algorithm RAPID", "hooks", "embedded model", "entry point rapid"} <= names
 
 
-def test_doctor_reports_what_is_off_with_its_fix(monkeypatch):
-    """A wrong variable and a plugin that SGLang is told to leave out; SGLang itself is loaded for real."""
-    monkeypatch.setenv("RAPID_SGL_BUDGET", "0")
-    monkeypatch.setenv("SGLANG_PLUGINS", "other")
-    result = run("doctor", "--json")
+def test_doctor_reports_what_is_off_with_its_fix(commands):
+    """SGLang itself is loaded for real."""
+    result = commands["doctor, ill"]
     assert result.returncode == 1
     report = json.loads(result.stdout)
     bad = {check["name"]: check for check in report["checks"] if not check["ok"]}

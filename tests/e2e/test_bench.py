@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,14 @@ PLAIN_DRAFTS = ["--draft-length=4", "--rapid-copy=off"]
 TINY_VIEW = ["--rapid-budget=192", "--rapid-recent=64", "--rapid-head=16", *PLAIN_DRAFTS]
 
 
-def bench(*arguments):
-    done = subprocess.run(
+def run_bench(*arguments):
+    return subprocess.run(
         [RAPID_SGL, "bench", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
+
+
+def bench(*arguments):
+    done = run_bench(*arguments)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -152,8 +157,21 @@ def test_a_copying_answer_with_oracle_spans_and_copies_alone(rapid_server):
     assert copied > 0
 
 
-def test_steps_measure_every_pass():
-    done = bench("steps", "--contexts=64,200", "--repeats=2", "--", "--max-total-tokens=2048")
+@pytest.fixture(scope="module")
+def steps():
+    """`bench steps` of a size that fits and of one that does not, at once: most of it is loading SGLang."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(
+            pool.map(
+                lambda sizes: run_bench("steps", *sizes, "--", "--max-total-tokens=2048"),
+                [("--contexts=64,200", "--repeats=2"), ("--contexts=9000",)],
+            )
+        )
+
+
+def test_steps_measure_every_pass(steps):
+    done, _ = steps
+    assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     for name in ("decode_ms", "extend1_ms", "verify1_ms", "verify5_ms"):
         assert set(report[name]) == {"64", "200"} and min(report[name].values()) > 0
@@ -162,12 +180,7 @@ def test_steps_measure_every_pass():
     assert any(line.split()[1:2] == ["verify5"] for line in done.stdout.splitlines()[:-1])
 
 
-def test_steps_refuse_what_does_not_fit():
-    done = subprocess.run(
-        [RAPID_SGL, "bench", "steps", "--contexts=9000", "--", "--max-total-tokens=2048"],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+def test_steps_refuse_what_does_not_fit(steps):
+    _, done = steps
     assert done.returncode == 1 and done.stdout == ""
     assert "9000" in done.stderr.splitlines()[-1] and "--max-total-tokens" in done.stderr.splitlines()[-1]

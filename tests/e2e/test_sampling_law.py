@@ -62,9 +62,9 @@ def test_copies_follow_the_law(rapid_server):
     text = tokenizer().apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     ids = tokenizer()(text)["input_ids"]
     # the first two tokens are the prefill's and those of a step without drafts
-    plain = first_tokens(rapid_server, ids, 4, 768, rapid_drafter="off")
+    plain = first_tokens(rapid_server, ids, 5, 1008, rapid_drafter="off")
     before = rapid_stats(rapid_server)["drafted"]
-    copied = first_tokens(rapid_server, ids, 4, 768, rapid_draft_length=4)
+    copied = first_tokens(rapid_server, ids, 5, 1008, rapid_draft_length=4)
     after = rapid_stats(rapid_server)["drafted"]
     proposed, accepted = (after[key] - before[key] for key in ("copied", "copies_accepted"))
     assert 0.1 * proposed < accepted < 0.9 * proposed and proposed > 150, (proposed, accepted)
