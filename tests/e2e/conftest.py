@@ -68,7 +68,7 @@ def crowded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
     """A KV pool far too small for the requests that the tests send at once, so that some are retracted."""
     yield from serve(
         tmp_path_factory.mktemp("crowded"),
-        "--max-total-tokens=1200",
+        "--max-total-tokens=1600",
         "--max-running-requests=16",
         "--schedule-conservativeness=0.1",
         "--rapid-max-draft-length=4",  # verify slots for ten would be most of this pool

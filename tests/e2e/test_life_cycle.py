@@ -7,10 +7,10 @@ import time
 
 import pytest
 import requests
-from conftest import DRAFTED, body, chat_ids, generate, in_parallel, rapid_stats, reference_text
+from conftest import DRAFTED, body, chat_ids, flush, generate, in_parallel, rapid_stats, reference_text
 
 VIEW = {"rapid_budget": 96, "rapid_head": 16, "rapid_recent": 48}
-REQUESTS, CONCURRENCY, ANSWER = 200, 16, 64
+REQUESTS, CONCURRENCY, ANSWER = 200, 16, 24
 
 
 def used_tokens(server) -> int:
@@ -18,15 +18,15 @@ def used_tokens(server) -> int:
     deadline = time.monotonic() + 60
     while rapid_stats(server)["running"] and time.monotonic() < deadline:
         time.sleep(0.2)
-    server.client.flush_cache()
+    flush(server)
     return server.client._json("GET", "/v1/loads")["loads"][0]["num_used_tokens"]
 
 
 @pytest.fixture(scope="module")
 def prompts(crowded_server):
-    """Twelve prompts, 150 to 450 tokens, with their undrafted greedy answers, one at a time."""
+    """Twelve prompts, 120 to 160 tokens, with their undrafted greedy answers, one at a time."""
     ids = [
-        chat_ids(reference_text(120 + 25 * i)[i * 40 :], f"Question {i}: what is explained above?")
+        chat_ids(reference_text(80 + 14 * i)[i * 40 :], f"Question {i}: what is explained above?")
         for i in range(12)
     ]
     return ids, [
@@ -101,7 +101,7 @@ def test_prefix_hits_and_flush(rapid_server):
     """The same document twice is a prefix hit; drafts over cached slots commit the same tokens; a flush empties both."""
     first = chat_ids(reference_text(1500), "What is this text?")
     second = chat_ids(reference_text(1500), "Who should read it?")
-    rapid_server.client.flush_cache()
+    flush(rapid_server)
     cold = generate(rapid_server, second)
     generate(rapid_server, first)
     warm = generate(rapid_server, second)
