@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from sglang.lang.interpreter import ProgramState, ProgramStateGroup
 
+from rapid_sgl.cli.serving import command_server
 from rapid_sgl.http_client import ServerError
 from rapid_sgl.lang import RapidBackend, RapidEndpoint
 from rapid_sgl.request import SPANS_KEY
@@ -157,27 +157,16 @@ def backend_for(args: argparse.Namespace) -> Iterator[RapidEndpoint]:
     """
     options = {key: getattr(args, key) for key in ("rapid_drafter", "rapid_budget", "rapid_recent")}
     try:
-        with warnings.catch_warnings(), _server(args) as (url, key):
+        with warnings.catch_warnings(), command_server(args, (), _say) as client:
             # SGLang's traceback of a failed call; the one line below has its reason
             warnings.filterwarnings("ignore", "Error in stream_executor")
-            yield RapidEndpoint(url, key, **options)
+            yield RapidEndpoint(client.url, os.environ.get("OPENAI_API_KEY"), **options)
     except (RuntimeError, ValueError) as error:  # ServerError, DocumentError, RapidOptionError, …
         sys.exit(f"{Path(sys.argv[0]).stem}: {error}")
 
 
-@contextlib.contextmanager
-def _server(args: argparse.Namespace) -> Iterator[tuple[str, str | None]]:
-    """Address and key of the server that the command line names, or of one that lives as long as the block."""
-    from rapid_sgl.client import Server
-
-    if args.server:
-        yield args.server, os.environ.get("OPENAI_API_KEY")
-        return
-    flags = ["--model-path", args.model_path] if args.model_path else []
-    with tempfile.TemporaryDirectory(prefix="rapid-sgl-") as folder:
-        print("starting a server", file=sys.stderr)
-        with Server.start(flags, log_path=Path(folder) / "server.log") as server:
-            yield server.url, None
+def _say(text: str) -> None:
+    print(f"{text} ...", file=sys.stderr)
 
 
 def read(files: Sequence[str]) -> str:

@@ -94,8 +94,9 @@ class OwnServers:
     ) -> Server:
         self._update(f"starting a server {what}")
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="rapid-sgl-"))
-        # Just large enough, since the first server has already taken its share of the memory.
-        pool = 5 * kv_slots(method, max(self._args.contexts), max(self._args.batch), self._sizes) // 4
+        # Just large enough for the prompts of all repeats, since the first server has already taken its share of the memory.
+        prompts = max(*self._args.batch, self._args.repeats)
+        pool = 5 * kv_slots(method, max(self._args.contexts), prompts, self._sizes) // 4
         server = Server.start(
             [*flags, *self._override, f"--max-total-tokens={pool}"],
             env,
