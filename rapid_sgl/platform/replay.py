@@ -111,6 +111,7 @@ class ReplayedForward:
             and positions.shape == input_ids.shape == batch.out_cache_loc.shape
             and positions.dtype == batch.out_cache_loc.dtype == torch.int64
             and not getattr(self.decoder, "layers_to_capture", None)
+            and not any(getattr(batch, "lora_ids", None) or ())
         )
 
     def _record(
@@ -124,6 +125,8 @@ class ReplayedForward:
         known.fill(hidden, positions, slots)
         batch.out_cache_loc = known.slots
         try:
+            if any(module._forward_hooks or module._forward_pre_hooks for module in self.decoder.modules()):
+                raise TapeError("a module has hooks, which expect to be called")
             with tapes.recording(known.tape), _NoHiddenWork():
                 known.output = self.eager(input_ids, known.positions, batch, known.hidden)
             if not isinstance(known.output, torch.Tensor):

@@ -72,6 +72,7 @@ class Both:
         self.backends = [world.backend() for world in self.worlds]
         self.decoder = Decoder(self.worlds[0].layer, **options)
         self.replayed = replay.ReplayedForward(self.decoder)
+        self.adapters = [None]
 
     def check(self, mode, rows, counts, prefixes):
         """Both give the same hidden states and the same pool, to the last bit."""
@@ -87,7 +88,7 @@ class Both:
             batch.positions = positions
             slots = [int(world.table[row, i]) for row, span in zip(rows, at, strict=True) for i in span]
             batch.out_cache_loc = torch.tensor(slots)
-            batch.backend = backend
+            batch.backend, batch.lora_ids = backend, self.adapters
             backend.init_forward_metadata(batch)
             with forward_context(ForwardContext(attn_backend=backend)):
                 results.append(forward(ids, positions, batch))
@@ -126,6 +127,23 @@ def test_work_outside_the_kernels_is_noticed():
     for _ in range(3):  # recorded up to the foreign operation, then once more without a tape
         both.check(ForwardMode.DECODE, [0, 2], [1, 1], [10, 250])
     assert both.own_calls(ForwardMode.DECODE, [0, 2], [1, 1], [10, 250]) == 1
+
+
+def test_hooks_of_the_user_go_on_being_called():
+    both, seen = Both(), []
+    both.decoder.norms[1].register_forward_hook(lambda *_: seen.append(1))
+    for calls in (2, 4, 6):  # one by each of the two that are compared
+        both.check(ForwardMode.DECODE, [0], [1], [50])
+        assert len(seen) == calls
+
+
+def test_passes_with_an_adapter_are_not_replayed():
+    both = Both()
+    pass_ = (ForwardMode.DECODE, [0], [1], [50])
+    both.check(*pass_)
+    assert both.own_calls(*pass_) == 0
+    both.adapters = ["adapter"]
+    assert both.own_calls(*pass_) == 1
 
 
 def test_new_weights_are_recorded_again():
