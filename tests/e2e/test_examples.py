@@ -49,7 +49,8 @@ def test_rag_over_several_files(rapid_server, tmp_path):
     answer, *spans, accepted = first.splitlines()
     assert answer and any("make demo" in span for span in spans), first
     assert float(accepted.split()[0]) > 1.2
-    assert run("rag.py", *asked) == first, "the store answers as the embedder did"
+    again = run("rag.py", *asked).splitlines()
+    assert [answer, *spans] == again[:-1], "the store answers as the embedder did"
 
 
 def test_behind_sglangs_router(rapid_server):
