@@ -253,8 +253,9 @@ class RapidWorker(BaseSpecWorker):
     def _reselect(self, batch: Any, states: list[RequestState]) -> None:
         """Other spans for the views of long answers; where drafts must not depend on time, without delay."""
         for req, state in zip(batch.reqs, states, strict=True):
-            wait = fixed_length(req, state, paced=self._paced) is not None
-            self.requests.reselect(req, state, wait=wait)
+            if state.reselection is not None:
+                wait = fixed_length(req, state, paced=self._paced) is not None
+                self.requests.reselect(req, state, wait=wait)
 
     def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:
         """The verify pass: target logits for every token of every chain (``LogitsProcessorOutput``)."""

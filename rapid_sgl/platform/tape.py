@@ -164,25 +164,30 @@ def can_run() -> bool:
     return parallel_address() != 0
 
 
+# torch operations that move no data
+_VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unsqueeze",
+        "squeeze",
+        "alias",
+        "detach",
+        "transpose",
+        "t",
+        "permute",
+        "expand",
+        "as_strided",
+        "unbind",
+        "lift_fresh",
+    ]
+)
+
+
 def views_only(name: Any) -> bool:
     """Whether a torch operation, by its overload packet's name, moves no data, so that a tape may leave it out."""
-    return str(name) in _VIEWS
-
-
-_VIEWS = {
-    f"aten.{name}"
-    for name in (
-        *(
-            "view",
-            "_unsafe_view",
-            "slice",
-            "select",
-            "split",
-            "split_with_sizes",
-            "unsqueeze",
-            "squeeze",
-            "alias",
-        ),
-        *("detach", "transpose", "t", "permute", "expand", "as_strided", "unbind", "lift_fresh"),
-    )
-}
+    return str(name).removeprefix("aten.") in _VIEWS
