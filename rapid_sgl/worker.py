@@ -7,7 +7,7 @@ sampling of a request's first token stay with SGLang's own worker.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import Step, StepStats
 from rapid_sgl.trace import trace_batch
-from rapid_sgl.verify.inputs import RapidDraftInput, verify_input
-from rapid_sgl.verify.law import Law, verify_chain
+from rapid_sgl.verify.inputs import RapidDraftInput, generated, verify_input, verify_tokens
+from rapid_sgl.verify.law import Law, LawRow, verify_chain
 from rapid_sgl.verify.noise import uniforms
 from rapid_sgl.verify.rules import LogitRules
 
@@ -67,6 +67,8 @@ class RapidWorker(BaseSpecWorker):
         self._paced = get_parallel().tp_size == 1
         if not self._paced and self.config.draft_length == AUTO:
             logger.warning("draft length auto needs --tp-size 1; chains are %d drafts long", PRESCRIBED)
+        self._law = Law.from_rows([])  # of the latest step, and what it was made of
+        self._law_rows: list[LawRow] = []
         self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
         logger.info("RAPID defaults: %s", self.config)
 
@@ -138,7 +140,7 @@ class RapidWorker(BaseSpecWorker):
             return self._prefill(batch, on_publish)
         with self.stats.step() as step:
             states = [self.requests.get(req) for req in batch.reqs]
-            law = Law.from_rows([state.law for state in states], device=batch.seq_lens.device)
+            law = self._law_of(states, batch.seq_lens.device)
             rules = LogitRules(batch, [state.penalties for state in states])
             with step.timed("encode"):
                 self._encode(batch, states)
@@ -152,10 +154,10 @@ class RapidWorker(BaseSpecWorker):
                 paced=self._paced,
             )
             plan = self.pace.plan(offers.candidates)
-            noise = self._noise(batch, states, plan.longest)
+            noise = self._noise(batch, states, plan.longest) if law.any_sampled else None
             with step.timed("draft"):
                 drafts = self._draft(batch, states, offers, plan, law, rules, noise)
-            tokens = _verify_tokens(batch, drafts)
+            tokens = verify_tokens(batch, drafts.chains)
             with step.timed("verify"):
                 output = self._target_logits(batch, tokens)
             rules.apply_to_target_(output.next_token_logits, tokens)
@@ -166,8 +168,8 @@ class RapidWorker(BaseSpecWorker):
                 tokens[:, 1:],
                 torch.tensor([len(chain) for chain in drafts.chains], device=tokens.device),
                 law,
-                noise[:, : tokens.shape[1], [ACCEPT, RESAMPLE]] if law.any_sampled else None,
-                _generated(batch) if law.any_fading else None,
+                None if noise is None else noise[:, : tokens.shape[1], [ACCEPT, RESAMPLE]],
+                generated(batch) if law.any_fading else None,
             )
             trace_batch(
                 [state.trace for state in states],
@@ -208,6 +210,13 @@ class RapidWorker(BaseSpecWorker):
             on_publish(result.new_seq_lens)
         return result
 
+    def _law_of(self, states: Sequence[RequestState], device: torch.device) -> Law:
+        """Entries of the batch's requests; most steps have the requests of the step before."""
+        rows = [state.law for state in states]
+        if rows != self._law_rows:
+            self._law_rows, self._law = rows, Law.from_rows(rows, device=device)
+        return self._law
+
     def _noise(self, batch: Any, states: list[RequestState], width: int) -> torch.Tensor:
         """Uniforms float64 [bs, width + 1, STREAMS] of the positions that this step may fill."""
         seeds = torch.tensor(
@@ -223,10 +232,11 @@ class RapidWorker(BaseSpecWorker):
         plan: Plan,
         law: Law,
         rules: LogitRules,
-        noise: torch.Tensor,
+        noise: torch.Tensor | None,
     ) -> Drafts:
         if not plan.longest:
-            empty = torch.empty(len(states), 0, self.runner.model_config.vocab_size, device=noise.device)
+            vocab, device = self.runner.model_config.vocab_size, batch.seq_lens.device
+            empty = torch.empty(len(states), 0, vocab, device=device)
             nothing: list[list] = [[] for _ in states]
             return Drafts(nothing, w=empty, q=empty, passes=[], confidence=nothing)
         copies = [tokens[:count] for tokens, count in zip(offers.copies, plan.copied, strict=True)]
@@ -237,7 +247,8 @@ class RapidWorker(BaseSpecWorker):
             copies,
             law,
             rules,
-            noise[:, : plan.longest, DRAFT],
+            plan.longest,
+            None if noise is None else noise[:, : plan.longest, DRAFT],
             self.pace.stop(offers.candidates, plan),
             keep_q=any(state.trace is not None for state in states),
         )
@@ -292,21 +303,6 @@ class RapidWorker(BaseSpecWorker):
             next_draft_input=RapidDraftInput(),
             speculative_num_draft_tokens=tokens.shape[1],
         )
-
-
-def _verify_tokens(batch: Any, drafts: Drafts) -> torch.Tensor:
-    """int64 [bs, width + 1]: each request's last committed token, its drafts, then padding."""
-    width = drafts.width
-    rows = [
-        [req.output_ids[-1], *chain, *[0] * (width - len(chain))]
-        for req, chain in zip(batch.reqs, drafts.chains, strict=True)
-    ]
-    return torch.tensor(rows, dtype=torch.int64, device=batch.seq_lens.device)
-
-
-def _generated(batch: Any) -> torch.Tensor:
-    """int64 [bs]: tokens that each request has generated, which is the position of its first draft."""
-    return torch.tensor([len(req.output_ids) for req in batch.reqs], device=batch.seq_lens.device)
 
 
 def _seed_first_token(batch: Any) -> None:

@@ -40,13 +40,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Axes:
-    """The values of every axis; ``repeats`` is how often each method runs in a cell."""
+    """The values of every axis.
+
+    Args:
+        repeats: how often each method runs in a cell.
+        keep_cache: the cells share the prefix cache, so that only new prompts are prefilled.
+    """
 
     contexts: Sequence[int]
     batches: Sequence[int]
     repeats: int
     workloads: Sequence[str] = ("answer",)
     temperatures: Sequence[float] = (0.0,)
+    keep_cache: bool = False
 
     def cells(self) -> Iterator[Cell]:
         for workload in self.workloads:
@@ -151,7 +157,8 @@ class Measurement:
         """Unrecorded runs that fill every cache; returns the times to first token of uncached prompts, by prefill."""
         distinct = list({id(group[0]): group for group in groups}.values())
         for side in {side.url: side for side in self.sides}.values():
-            side.forget_prompts()
+            if not self.axes.keep_cache:
+                side.forget_prompts()
         cold: dict[tuple[str, bool], float] = {}
         filled: set[tuple[str, bool]] = set()
         for side in self.sides:

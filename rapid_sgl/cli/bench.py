@@ -89,7 +89,7 @@ def _measure(args: argparse.Namespace, server_args: Sequence[str], status: Statu
                 sides += shared_sides(method, url, info, sizes, **forms)
         if args.draft_model and "standalone" not in args.methods:
             sides.append(own.draft_model_side(given))
-        axes = Axes(args.contexts, args.batch, args.repeats, args.workload, args.temperature)
+        axes = Axes(args.contexts, args.batch, args.repeats, args.workload, args.temperature, args.keep_cache)
         report = Measurement(sides, builder, axes, status.update).report(
             {"rope_scaling": override["rope_parameters"]} if override else None
         )

@@ -215,6 +215,12 @@ def _parser() -> options.Parser:
         help="measure the drafting methods with each value of a request option; may be repeated",
     )
     add(
+        "--keep-cache",
+        action="store_true",
+        help="do not empty the prefix cache before each cell: many cells take less time, and those whose prompts "
+        "were in others have no cold_ttft_ms and end_to_end_ms",
+    )
+    add(
         "--plots",
         metavar="DIR",
         help="save charts (PNG and SVG), table.md and report.json into this folder; needs matplotlib",

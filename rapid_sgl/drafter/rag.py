@@ -32,11 +32,6 @@ class Drafts:
         list[float]
     ]  # drafts' own probabilities, of the first drafts of chains that may end early
 
-    @property
-    def width(self) -> int:
-        """Longest chain, n."""
-        return max(map(len, self.chains), default=0)
-
 
 class RAGDrafter:
     """Drafts a batch of requests from their rows.
@@ -70,7 +65,8 @@ class RAGDrafter:
         copies: Sequence[Sequence[int]],
         law: Law,
         rules: LogitRules,
-        uniforms: torch.Tensor,
+        longest: int,
+        uniforms: torch.Tensor | None,
         stop: ChainStop | None = None,
         keep_q: bool = False,
     ) -> Drafts:
@@ -83,13 +79,15 @@ class RAGDrafter:
             copies: copied tokens per request; used where ``lengths[b]`` is 0, as far as a grammar allows.
             law: one entry per request.
             rules: penalties, grammars and biases of this step.
-            uniforms: float [bs, n], one per draft position.
+            longest: chain of the step, copies included.
+            uniforms: float [bs, longest], one per draft position; None when no row is sampled.
             stop: ends chains early.
             keep_q: also where the law does not need it.
         """
         lanes = self._lanes(batch, rows, lengths)
         keep_q = keep_q or law.any_sampled or law.any_transfer
-        loop = _Loop(lanes, lengths, law, rules, uniforms, self.vocab_size, stop, keep_q)
+        shape = (len(lengths), longest, self.vocab_size) if keep_q else None
+        loop = _Loop(lanes, lengths, law, rules, uniforms, shape, stop)
         try:
             loop.copy(copies)
             for step in range(max(lengths)):
@@ -128,10 +126,9 @@ class _Loop:
         lengths: Sequence[int],
         law: Law,
         rules: LogitRules,
-        uniforms: torch.Tensor,
-        vocab: int,
+        uniforms: torch.Tensor | None,
+        shape: tuple[int, int, int] | None,  # of the draft laws; None: they are not kept
         stop: ChainStop | None,
-        keep_q: bool,
     ):
         self.stop, self.passes = stop, list[DraftPass]()
         self.lanes, self.law, self.rules, self.uniforms = lanes, law, rules, uniforms
@@ -140,9 +137,9 @@ class _Loop:
         self.chains: list[list[int]] = [[] for _ in lengths]
         self.confidence: list[list[float]] = [[] for _ in lengths]
         self.members = [list(lane.members if isinstance(lane, ViewLane) else lane.rows) for lane in lanes]
-        shape, device = (len(lengths), uniforms.shape[1], vocab), uniforms.device
-        self.q = torch.empty(shape, device=device) if keep_q else None
-        self.w = torch.empty(shape, device=device) if law.logits else None
+        device = law.greedy.device
+        self.q = torch.empty(shape, device=device) if shape else None
+        self.w = torch.empty(shape, device=device) if shape and law.logits else None
 
     def copy(self, copies: Sequence[Sequence[int]]) -> None:
         """Chains of the requests that copy; their draft law is a point mass at each copied token."""
@@ -204,10 +201,11 @@ class _Loop:
         ordered = rows == list(range(len(self.law)))
         law = self.law if ordered else self.law.select(index)
         q = draft_probs(logits, law)
-        where = index.to(self.uniforms.device)
+        where = index.to(q.device)
         self.q[where, step] = q
         if self.w is not None:
             self.w[where, step] = logits
         if not law.any_sampled:
             return choice
+        assert self.uniforms is not None
         return torch.where(law.greedy, choice, sample(q, self.uniforms[where, step]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -63,3 +64,18 @@ def chain_mask(seq_lens: torch.Tensor, width: int) -> torch.Tensor:
         prefix = lower.new_ones(width, length)
         parts.append(torch.cat([prefix, lower], dim=1).flatten())
     return torch.cat(parts)
+
+
+def verify_tokens(batch: Any, chains: Sequence[Sequence[int]]) -> torch.Tensor:
+    """int64 [bs, width + 1]: each request's last committed token, its drafts, then padding."""
+    width = max(map(len, chains), default=0)
+    rows = [
+        [req.output_ids[-1], *chain, *[0] * (width - len(chain))]
+        for req, chain in zip(batch.reqs, chains, strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.int64, device=batch.seq_lens.device)
+
+
+def generated(batch: Any) -> torch.Tensor:
+    """int64 [bs]: tokens that each request has generated, which is the position of its first draft."""
+    return torch.tensor([len(req.output_ids) for req in batch.reqs], device=batch.seq_lens.device)

@@ -120,6 +120,8 @@ def verify_chain(
     """
     _check_chain(z, w, q, drafts, draft_lens, law, uniforms, position)
     n = drafts.shape[1]
+    if n == 0 and law.sampled is None and law.greedy_transfer is None:
+        return Verdict(torch.zeros_like(draft_lens), z[:, 0].argmax(-1, keepdim=True))
     positions = torch.arange(n + 1, device=z.device)
     drafted = positions[:n] < draft_lens.unsqueeze(-1)
     chain = _Chain(z, w, q, torch.where(drafted, drafts, 0), draft_lens, uniforms, position)

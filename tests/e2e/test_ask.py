@@ -87,8 +87,10 @@ def test_rag_sends_only_retrieved_parts(rapid_server, document):
 
 
 def test_text_output_streams_the_answer_and_then_the_summary(rapid_server, document):
-    expected = ask_json(rapid_server, document, "--max-new-tokens", "24")
-    result = run("ask", document, "-q", QUESTION, "--server", rapid_server.url, "--max-new-tokens", "24")
+    # a fixed draft length: with auto the clock decides how many tokens a pass commits
+    options = ("--max-new-tokens", "24", "--rapid-draft-length", "4")
+    expected = ask_json(rapid_server, document, *options)
+    result = run("ask", document, "-q", QUESTION, "--server", rapid_server.url, *options)
     assert result.returncode == 0, result.stderr
     answer, summary = result.stdout.rsplit("\n\n", 1)
     assert answer == expected["answer"]

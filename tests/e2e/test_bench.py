@@ -157,6 +157,22 @@ def test_a_copying_answer_with_oracle_spans_and_copies_alone(rapid_server):
     assert copied > 0
 
 
+def test_cells_that_keep_the_cache_have_no_cold_prefill(rapid_server):
+    bench_once = (
+        f"--server={rapid_server.url}",
+        "--contexts=500",
+        "--methods=target",
+        "--new-tokens=4",
+        "--json",
+    )
+    rows = [
+        json.loads(bench(*bench_once, "--batch=2,1", "--repeats=1", *keep).stdout)["rows"]
+        for keep in ((), ("--keep-cache",))
+    ]
+    cold = [[row["cold_ttft_ms"] is not None for row in report] for report in rows]
+    assert cold == [[True, True], [False, False]]
+
+
 @pytest.fixture(scope="module")
 def steps():
     """`bench steps` of a size that fits and of one that does not, at once: most of it is loading SGLang."""

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 import sglang as sgl
 import xgrammar
-from conftest import chat_ids, generate, in_parallel, reference_text, tokenizer
+from conftest import DRAFTED, chat_ids, generate, in_parallel, reference_text, tokenizer
 from rapid_sgl.programs.common import check
 
 from rapid_sgl.http_client import ServerError
@@ -28,7 +28,7 @@ TEXT = reference_text(260)
 
 @pytest.fixture(scope="module")
 def drafted(rapid_server):
-    return RapidEndpoint(rapid_server.url, **TINY)
+    return RapidEndpoint(rapid_server.url, **TINY, **DRAFTED)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ import importlib
 import re
 import sys
 
+import psutil
 import pytest
-from conftest import reference_text, tokenizer
+from conftest import DRAFTED, reference_text, tokenizer
 from rapid_sgl.programs.chat import Chat
 from rapid_sgl.programs.compare_documents import VERDICTS, compare_documents
 from rapid_sgl.programs.long_qa import long_qa
@@ -41,7 +42,7 @@ DOCUMENT = planted(1700, LEADER, HOME)
 
 @pytest.fixture(scope="module")
 def backend(rapid_server):
-    return RapidEndpoint(rapid_server.url, rapid_budget=512, rapid_head=32, rapid_recent=128)
+    return RapidEndpoint(rapid_server.url, rapid_budget=512, rapid_head=32, rapid_recent=128, **DRAFTED)
 
 
 def text_at(state, span):
@@ -153,6 +154,20 @@ def test_command_line(rapid_server, tmp_path, monkeypatch, capsys):
     assert re.search(r"cited \[\d[\d,]*-\d[\d,]*\] .*" + re.escape(LEADER), shown)
     with pytest.raises(SystemExit, match=r"long_qa: .*rapid_recent=700 exceeds rapid_budget=640"):
         run(monkeypatch, "long_qa", *ask, "--rapid-budget", 640, "--rapid-recent", 700)
+
+
+def test_command_line_with_a_server_of_its_own(tmp_path, monkeypatch, capsys):
+    (tmp_path / "report.txt").write_text(planted(600, LEADER))
+    monkeypatch.setenv("RAPID_SGL_DRAFT_LENGTH", "4")
+    begun = {child.pid for child in psutil.Process().children(recursive=True)}
+    ask = [tmp_path / "report.txt", "-q", "Who leads the Larkspur project?", "--max-tokens", 20]
+    run(monkeypatch, "long_qa", *ask, "--rapid-budget", 256, "--rapid-recent", 96)
+    shown = capsys.readouterr()
+    assert "A: The Larkspur project is led by Mira Tellwell." in shown.out
+    assert float(re.search(r"([\d.]+) per target pass", shown.out)[1]) > 1.2
+    assert "starting the server" in shown.err
+    left = {child.pid for child in psutil.Process().children(recursive=True)} - begun
+    assert not left, "its server has to end with it"
 
 
 @pytest.mark.parametrize("module", ["long_qa", "multi_hop", "map_reduce", "compare_documents", "chat"])

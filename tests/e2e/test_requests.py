@@ -97,6 +97,7 @@ plausible = st.fixed_dictionaries(
         "rapid_copy": st.sampled_from(["on", "off"]),
         "rapid_trace": st.sampled_from(["on", "off"]),
         "rapid_stop_below": st.floats(0, 1),
+        "rapid_reselect": st.integers(-1, 4),
         "rapid_budget": st.integers(0, 300),
         "rapid_head": st.integers(0, 150),
         "rapid_recent": st.integers(0, 150),

@@ -13,7 +13,7 @@ import threading
 from typing import Annotated
 
 import pytest
-from conftest import reference_text, tokenizer
+from conftest import DRAFTED, reference_text, tokenizer
 from pydantic import AfterValidator
 from rapid_sgl.programs import tool_agent as program
 from rapid_sgl.programs.agent_records import (
@@ -87,7 +87,7 @@ def task(seed: int) -> tuple[str, str, str]:
 
 
 def backend(server, drafter: str = "view") -> RapidEndpoint:
-    return RapidEndpoint(server.url, rapid_drafter=drafter, rapid_budget=512, rapid_recent=256)
+    return RapidEndpoint(server.url, rapid_drafter=drafter, rapid_budget=512, rapid_recent=256, **DRAFTED)
 
 
 def options(**changes) -> AgentOptions:

@@ -34,7 +34,7 @@ from rapid_sgl.cli.options import split_server_args
 from rapid_sgl.client import Client, Server
 from rapid_sgl.http_client import ServerError
 from rapid_sgl.models import embedded_model_path
-from rapid_sgl.retrieval.needles import KEYED_QUESTION, KEYS, planted_document
+from rapid_sgl.retrieval.needles import KEYED_QUESTION, KEYS, Probe, planted_document
 
 SERVER = ("--rapid-auto-spans=bm25", "--rapid-draft-length=4", "--max-total-tokens=30000")
 
@@ -46,7 +46,10 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with Server.start([*SERVER, *server_args], env={"HF_HUB_OFFLINE": "1"}, log_path=log) as server:
-            report = {"options": vars(args), "drafts": drafts(server, tokenizer, args.questions)}
+            report: dict[str, Any] = {"options": vars(args)}
+            if args.questions:
+                report["drafts"] = drafts(server, tokenizer, args.questions)
+                print(json.dumps(report), file=sys.stderr)
             report["stall"] = stall(server.client, tokenizer, args)
     print(json.dumps(report))
 
@@ -63,13 +66,14 @@ def drafts(server: Server, tokenizer: Any, count: int) -> dict[str, Any]:
     shares, milliseconds, later = [], [], []
     for member in range(count):
         document = planted_document(tokenizer, 7000, member, 24)
+        named = [probe for probe in document.probes if _has_spans(probe, document.text)]
         one, two = (
             {
                 "model": "default",
                 "messages": [{"role": "user", "content": f"{document.text}\n\n{probe.question}"}],
                 "temperature": 0,
             }
-            for probe in (document.probes[0], document.probes[-1])
+            for probe in (named[0], named[-1])
         )
         look = {"return_meta_info": True}  # SGLang's own
         flush(server.client)
@@ -97,6 +101,12 @@ def drafts(server: Server, tokenizer: Any, count: int) -> dict[str, Any]:
     }
 
 
+def _has_spans(probe: Probe, text: str) -> bool:
+    """BM25 has nothing to go by in a question without a word of the text, nor where the windows hold all there is."""
+    between = (start > 1000 and end < len(text) - 4000 for start, end in probe.answers)
+    return probe.kind != "paraphrased" and all(between)
+
+
 def _curl(url: str, body: dict[str, Any]) -> dict[str, Any]:
     command = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", "-d", "@-"]
     answer = subprocess.run(
@@ -118,7 +128,7 @@ def stall(client: Client, tokenizer: Any, args: argparse.Namespace) -> dict[str,
     for turn in range(2 * args.rounds):
         name = ("with", "without")[(turn + turn // 2) % 2]
         flush(client)
-        times, burst = _turn(client, prompts, name == "with")
+        times, burst = _turn(client, prompts, name == "with", args.new_tokens)
         after = [time for time in times if time >= burst]
         pairs = list(pairwise(after))
         gaps[name] += [right - left for left, right in pairs]
@@ -129,7 +139,7 @@ def stall(client: Client, tokenizer: Any, args: argparse.Namespace) -> dict[str,
     return result
 
 
-def _turn(client: Client, prompts: list[str], chosen: bool) -> tuple[list[float], float]:
+def _turn(client: Client, prompts: list[str], chosen: bool, new_tokens: int) -> tuple[list[float], float]:
     """Arrival times of the stream's tokens, and when the burst of requests began."""
     times: list[float] = []
     over = threading.Event()
@@ -145,7 +155,7 @@ def _turn(client: Client, prompts: list[str], chosen: bool) -> tuple[list[float]
                 return
 
     def ask(text: str) -> None:
-        params: dict[str, Any] = {"max_new_tokens": 4, "temperature": 0}
+        params: dict[str, Any] = {"max_new_tokens": new_tokens, "temperature": 0, "ignore_eos": True}
         if not chosen:
             params["custom_params"] = {"rapid_spans": []}
         info = client.generate(text=text, sampling_params=params)["meta_info"]
@@ -183,10 +193,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--questions", type=int, default=6, help="answers for the accept length")
+    parser.add_argument("--questions", type=int, default=6, help="answers for the accept length; 0: none")
     parser.add_argument("--requests", type=int, default=100, help="that arrive at once")
     parser.add_argument("--documents", type=int, default=10, help="that they are about")
     parser.add_argument("--tokens", type=int, default=2500, help="of a document")
+    parser.add_argument("--new-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each kind")
     return parser
 
