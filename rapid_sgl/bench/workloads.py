@@ -40,26 +40,26 @@ LETTER = """\
 [9] If the inspector visits in spring, tell him that the bell was cracked long before we came.
 [10] We ask for nothing else except coal, patience and a kinder wind."""
 SETTINGS = """\
-hostname = "{name}.example.org"
-port = {port}
-workers = 12
-log_file = "/var/log/harbour/access.log"
-certificate = "/etc/harbour/tls/chain.pem"
-timezone = "Europe/Lisbon"
-compression = "zstd"
-retry_policy = "exponential"
-upload_limit = "25 MB"
-database = "postgres://reader@storage/{name}"
-session_cookie = "harbour_id"
-maintenance_window = "Sunday 03:00"
-contact = "operations@example.org"
-metrics_endpoint = "/internal/metrics"
-feature_flags = ["search", "export", "dark-mode"]
-allowed_origins = ["https://www.example.org"]
-password_hash = "argon2id"
-garbage_collection = "nightly"
-language = "pt-PT"
-banner = "Harbour office, berth {berth}"
+[1] hostname = "{name}.example.org"
+[2] port = {port}
+[3] workers = 12
+[4] log_file = "/var/log/harbour/access.log"
+[5] greeting = "Welcome to the harbour"
+[6] timezone = "Europe/Lisbon"
+[7] compression = "zstd"
+[8] retry_policy = "exponential"
+[9] upload_limit = "25 MB"
+[10] database = "postgres://reader@storage/{name}"
+[11] session_cookie = "harbour_id"
+[12] maintenance_window = "Sunday 03:00"
+[13] contact = "operations@example.org"
+[14] metrics_endpoint = "/internal/metrics"
+[15] feature_flags = ["search", "export", "dark-mode"]
+[16] allowed_origins = ["https://www.example.org"]
+[17] password_hash = "argon2id"
+[18] garbage_collection = "nightly"
+[19] language = "pt-PT"
+[20] banner = "Harbour office, berth {berth}"
 """
 
 
