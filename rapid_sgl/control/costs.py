@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,9 @@ HALF_LIFE = 2000  # observations after which an old one counts half as much as a
 NEW_SHARE = 0.1  # of the newest observation in the average of its bucket, once the bucket is settled
 OUTLIER = math.log(1.5)  # a single pass moves a settled average as if it were at most this far off
 MAX_BUCKETS = 256  # a prediction looks at all of them; the one unseen for longest goes
-SETTLED = 4  # passes until then may have compiled something: the fastest of them counts
+# Passes until then may have compiled something: their lower median counts. (The fastest would make whatever is seldom
+# run look cheaper than it is.)
+SETTLED = 5
 
 
 @dataclass
@@ -30,6 +33,7 @@ class _Bucket:
     level: float  # log of seconds over ``shape``
     count: int
     seen: int  # number of the last observation
+    first: list[float]  # levels of the first observations, rising
 
 
 class PassCosts:
@@ -61,14 +65,15 @@ class PassCosts:
         key = (round(3 * where[0]), round(6 * where[1]), round(2 * where[2]))
         bucket = self._buckets.get(key)
         if bucket is None:
-            self._buckets[key] = _Bucket(where, level, 1, self._count)
+            self._buckets[key] = _Bucket(where, level, 1, self._count, [level])
             if len(self._buckets) > MAX_BUCKETS:
                 del self._buckets[min(self._buckets, key=lambda one: self._buckets[one].seen)]
             return
         bucket.count += 1
         bucket.where, bucket.seen = where, self._count
         if bucket.count <= SETTLED:
-            bucket.level = min(bucket.level, level)
+            insort(bucket.first, level)
+            bucket.level = bucket.first[(bucket.count - 1) // 2]
         else:
             bucket.level += NEW_SHARE * max(-OUTLIER, min(OUTLIER, level - bucket.level))
 

@@ -15,8 +15,8 @@ import numpy as np
 from rapid_sgl.control.acceptance import expected_tokens
 from rapid_sgl.control.costs import Floats
 
-# Draft passes must promise this much more than going without: where both are equal, noise picks the worse half of
-# the time, and plain steps are the ones whose cost is certain.
+# Drafts must promise this much more than going without: where both are equal, noise picks the worse half of the time,
+# and plain steps are the ones whose cost is certain.
 DOUBT = 0.015
 
 
@@ -93,7 +93,10 @@ def _best(choices: Sequence[Choices], costs: Costs, edge: float, must_draft: boo
     grid = _Grid(choices, *_gains(choices, length), costs)
     rate = grid.tokens / grid.seconds
     rate[2:] *= edge  # a chain of one cannot be ended early
-    rate[1:] = np.where(grid.passes[1:], rate[1:] * (1 - DOUBT), -1.0)
+    rate[1:] = np.where(grid.passes[1:], rate[1:], -1.0)
+    certain = rate[0, 0]
+    rate *= 1 - DOUBT
+    rate[0, 0] = certain
     if must_draft:
         rate[0] = -2.0
     g, w = np.unravel_index(int(rate.argmax()), rate.shape)

@@ -9,8 +9,8 @@ from rapid_sgl.control.pace import Pace
 FIXED = (0, 2, 4, 8)
 
 
-def requests(count, context, mean, **options):
-    rng = np.random.default_rng(1)
+def requests(count, context, mean, seed=1, **options):
+    rng = np.random.default_rng(seed)
     return [Request(context, mean, rng, **options) for _ in range(count)]
 
 
@@ -37,7 +37,9 @@ def test_stopping_early_beats_every_fixed_length():
     """A drafter that knows when it is lost: chains as long as it is sure commit more than any one length."""
 
     def measured(fixed):
-        return rate(requests(1, 16000, 0.8, fixed=fixed), 800)
+        """Of four requests one after the other: a single one's luck with its drafts is worth 3 %."""
+        seeds = range(4)
+        return sum(rate(requests(1, 16000, 0.8, seed, fixed=fixed), 400) for seed in seeds) / len(seeds)
 
     assert measured(None) > 1.03 * max(measured(fixed) for fixed in FIXED)
 
