@@ -19,6 +19,7 @@ Ints = NDArray[np.int64]
 
 MIN_MATCH = 2  # one equal token says nothing
 MAX_MATCH = 32  # longer matches are not told apart
+FEW = 32  # candidates that are compared all at once
 MAX_CANDIDATES = 4096  # the latest occurrences of a token that are compared further
 
 
@@ -77,18 +78,30 @@ class CopySource:
         text, end = self._text[: self.length], self.length - 1
         where = self._occurrences(int(text[end]))
         where = where[(where >= MIN_MATCH - 1) & (where < end)][-MAX_CANDIDATES:]
-        match = 1
-        while match < MAX_MATCH and len(where):
-            longer = where[(where >= match) & (text[where - match] == text[end - match])]
-            if not len(longer):
-                break
-            where, match = longer, match + 1
-        if match < MIN_MATCH or not len(where):
+        where = where[text[where - 1] == text[end - 1]]
+        if not len(where):
             return NO_COPY
+        where, match = self._longest(where, end)
         source = int(self._preferred(where)) + 1
         # a match that reaches the end of the text goes round: what repeats is copied from the copy
         offsets = np.arange(count) % (self.length - source)
         return Copy(text[source + offsets].tolist(), match)
+
+    def _longest(self, where: Ints, end: int) -> tuple[Ints, int]:
+        """Those of ``where`` that agree longest with the tokens up to ``end``, and how many agree (all: MIN_MATCH)."""
+        text, match = self._text, MIN_MATCH
+        while len(where) > FEW and match < MAX_MATCH:
+            longer = where[(where >= match) & (text[where - match] == text[end - match])]
+            if not len(longer):
+                return where, match
+            where, match = longer, match + 1
+        # the rest at once: a numpy call costs more than comparing a few hundred tokens
+        back = np.arange(match, MAX_MATCH)
+        at = where[:, None] - back
+        equal = (text[at.clip(0)] == text[end - back]) & (at >= 0)
+        more = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
+        best = int(more.max())
+        return where[more == best], match + best
 
     def _build(self, prompt: Sequence[int]) -> TokenIndex:
         self._text[: self.prompt_len] = np.asarray(prompt, dtype=np.int64)
