@@ -163,7 +163,8 @@ def test_command_line_with_a_server_of_its_own(tmp_path, monkeypatch, capsys):
     ask = [tmp_path / "report.txt", "-q", "Who leads the Larkspur project?", "--max-tokens", 20]
     run(monkeypatch, "long_qa", *ask, "--rapid-budget", 256, "--rapid-recent", 96)
     shown = capsys.readouterr()
-    assert "A: The Larkspur project is led by Mira Tellwell." in shown.out
+    answer = shown.out.partition("\nA: ")[2].partition("\n   cited")[0]
+    assert "Mira Tellwell" in answer, shown.out
     assert float(re.search(r"([\d.]+) per target pass", shown.out)[1]) > 1.2
     assert "starting the server" in shown.err
     left = {child.pid for child in psutil.Process().children(recursive=True)} - begun
