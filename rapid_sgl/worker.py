@@ -247,7 +247,6 @@ class RapidWorker(BaseSpecWorker):
             copies,
             law,
             rules,
-            plan.longest,
             None if noise is None else noise[:, : plan.longest, DRAFT],
             self.pace.stop(offers.candidates, plan),
             keep_q=any(state.trace is not None for state in states),

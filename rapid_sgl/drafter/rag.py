@@ -65,7 +65,6 @@ class RAGDrafter:
         copies: Sequence[Sequence[int]],
         law: Law,
         rules: LogitRules,
-        longest: int,
         uniforms: torch.Tensor | None,
         stop: ChainStop | None = None,
         keep_q: bool = False,
@@ -79,13 +78,13 @@ class RAGDrafter:
             copies: copied tokens per request; used where ``lengths[b]`` is 0, as far as a grammar allows.
             law: one entry per request.
             rules: penalties, grammars and biases of this step.
-            longest: chain of the step, copies included.
-            uniforms: float [bs, longest], one per draft position; None when no row is sampled.
+            uniforms: float [bs, n], one per position of the longest chain; None when no row is sampled.
             stop: ends chains early.
             keep_q: also where the law does not need it.
         """
         lanes = self._lanes(batch, rows, lengths)
         keep_q = keep_q or law.any_sampled or law.any_transfer
+        longest = max(*lengths, *map(len, copies))
         shape = (len(lengths), longest, self.vocab_size) if keep_q else None
         loop = _Loop(lanes, lengths, law, rules, uniforms, shape, stop)
         try:

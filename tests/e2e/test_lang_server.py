@@ -16,7 +16,6 @@ import sglang as sgl
 import xgrammar
 from conftest import DRAFTED, chat_ids, generate, in_parallel, reference_text, tokenizer
 from rapid_sgl.programs.common import check
-from test_identity import assert_same_tokens
 
 from rapid_sgl.http_client import ServerError
 from rapid_sgl.lang import RapidEndpoint, rapid_options
@@ -142,8 +141,7 @@ def test_constrained_batch_is_the_targets_and_parses(rapid_server):
             "text"
         ]
     greedy = in_parallel(len(numbers), ask, [(n, 0, OFF) for n in numbers])
-    for number, answer, reference in zip(numbers, answers[::2], greedy, strict=True):
-        assert_same_tokens(rapid_server, ids, answer, reference, **CONSTRAINTS[number][0])
+    assert [answer["text"] for answer in answers[::2]] == [answer["text"] for answer in greedy]
     assert sum(answer["meta_info"]["spec_verify_ct"] for answer in answers[::2]) < sum(
         answer["meta_info"]["completion_tokens"] for answer in answers[::2]
     )
@@ -211,5 +209,4 @@ def test_random_schemas(rapid_server):
     assert whole > 0.6 * SCHEMAS
     greedy = range(0, SCHEMAS, 2)
     target = in_parallel(12, ask, [(seed, OFF) for seed in greedy])
-    for seed, answer in zip(greedy, target, strict=True):
-        assert_same_tokens(rapid_server, ids, drafted[seed], answer, json_schema=json.dumps(schemas[seed]))
+    assert [drafted[seed]["output_ids"] for seed in greedy] == [answer["output_ids"] for answer in target]

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -108,9 +109,8 @@ def main(argv: list[str]) -> None:
     levels = [int(level) for level in args.levels.split(",")]
     builder, chooser, config = load_builder(str(embedded_model_path())), SpanChooser(), RapidConfig()
     prompts = []
-    for member in range(args.prompts):
-        contexts = args.contexts.split(",")
-        prompt = exact_prompt(builder, int(contexts[member % len(contexts)]), member)
+    for member, context in zip(range(args.prompts), cycle(args.contexts.split(",")), strict=False):
+        prompt = exact_prompt(builder, int(context), member)
         spans = chooser.find(prompt, "bm25", config).spans
         prompts.append((prompt, {"rapid_spans": spans_to_wire(spans)} if spans else {}))
     load = Load(prompts, args.new_tokens)
@@ -120,9 +120,8 @@ def main(argv: list[str]) -> None:
         with Server.start(flags, env={"HF_HUB_OFFLINE": "1"}, log_path=Path(folder) / "server.log") as server:
             for prompt, _ in prompts:  # into the prefix cache
                 server.client.generate(input_ids=prompt.ids, sampling_params={"max_new_tokens": 1})
-            turn(
-                server.url, load, levels, args.window, True
-            )  # what auto learns first is not what is measured
+            # what auto learns first is not what is measured
+            turn(server.url, load, levels, args.window, True)
             for number in range(2 * args.rounds):
                 drafted = (number + number // 2) % 2 == 0
                 counts[drafted].append(turn(server.url, load, levels, args.window, drafted))
