@@ -8,7 +8,7 @@ OWN_SERVER = ("ngram", "standalone", "torch_native")
 # Those that the choice of spans makes a difference to.
 RETRIEVING = ("view", "rag", "rag-only")
 WORKLOADS = ("answer", "quote", "extract", "rewrite")
-RETRIEVALS = ("oracle", "bm25", "random")
+RETRIEVALS = ("oracle", "bm25", "dense", "hybrid", "random")
 
 
 class BenchError(RuntimeError):

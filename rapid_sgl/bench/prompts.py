@@ -7,11 +7,12 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from rapid_sgl.bench import BenchError
 from rapid_sgl.bench.workloads import CHARS_PER_TOKEN, Task, make_task
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.retrieval.pipeline import RetrievalOptions, Retriever
+from rapid_sgl.retrieval.pipeline import SCORERS, RetrievalOptions, Retriever
 from rapid_sgl.retrieval.prompt import Prompt, PromptBuilder
 from rapid_sgl.retrieval.spans import Span, merge_adjacent, select_spans
 
@@ -120,7 +121,7 @@ class SpanChooser:
         """Spans within ``config.budget`` between its head and recent windows.
 
         Args:
-            retrieval: ``bm25``; ``oracle``, the task's source; ``random``, any chunks.
+            retrieval: a scorer; ``oracle``, the task's source; ``random``, any chunks.
 
         Raises:
             BenchError: the oracle of a workload that has no source.
@@ -151,11 +152,18 @@ class SpanChooser:
         return self._known[key]
 
 
+@cache
+def _retriever(scorer: str) -> Retriever:
+    """One per scorer: its embedding model is loaded once."""
+    return Retriever(RetrievalOptions(scorer))
+
+
 def _choose(prompt: BenchPrompt, retrieval: str, budget: int, head: int, recent: int) -> list[Span]:
     size = len(prompt.ids)
-    if retrieval == "bm25":
-        retriever = Retriever(RetrievalOptions("bm25"))
-        return retriever.spans(prompt.prompt, prompt.question, budget=budget, head=head, recent=recent)
+    if retrieval in SCORERS:
+        return _retriever(retrieval).spans(
+            prompt.prompt, prompt.question, budget=budget, head=head, recent=recent
+        )
     if retrieval == "oracle":
         return _oracle(prompt, size, budget, head, recent)
     chunks = [(chunk.start, chunk.end) for chunk in prompt.prompt.chunks]

@@ -42,11 +42,21 @@ def main(argv: Sequence[str]) -> int:
     from rapid_sgl.http_client import ServerError
     from rapid_sgl.models import ModelError
     from rapid_sgl.retrieval.chunking import TokenizerError
+    from rapid_sgl.retrieval.embedding import EmbeddingError
 
+    expected = (
+        AskError,
+        BenchError,
+        EmbeddingError,
+        ModelError,
+        RapidOptionError,
+        ServerError,
+        TokenizerError,
+    )
     try:
         with Status("preparing") as status:
             report = _measure(args, server_args, status)
-    except (AskError, BenchError, ModelError, RapidOptionError, ServerError, TokenizerError) as error:
+    except expected as error:
         print(f"rapid-sgl bench: {error}", file=sys.stderr)
         return 1
     if not args.json:

@@ -37,7 +37,7 @@ examples:
   rapid-sgl bench --methods target,view,rag --drafter-weights same,int8
   rapid-sgl bench --workload quote,rewrite --methods target,view,copy,ngram --plots charts
   rapid-sgl bench --methods target,view --vary draft-length=2,4,8 --vary budget=512,1024
-  rapid-sgl bench --methods target,view,rag-only --workload extract --retrieval oracle,bm25,random
+  rapid-sgl bench --methods target,view,rag-only --workload extract --retrieval oracle,hybrid,random
   rapid-sgl bench --contexts 16000 --repeats 3 --model-path Qwen/Qwen2.5-7B-Instruct -- --dtype bfloat16
   rapid-sgl bench --json | tail -1 | jq '.rows[] | [.method, .context, .speedup_vs_target]'
 
@@ -204,7 +204,7 @@ def _parser() -> options.Parser:
         type=name_list(RETRIEVALS, "kind of retrieval"),
         default=["bm25"],
         metavar="R,R",
-        help="how the spans of view, rag and rag-only are chosen: oracle, bm25, random (default: bm25)",
+        help="how the spans of view, rag and rag-only are chosen: oracle, random, or by bm25, dense or hybrid (default: bm25)",
     )
     add(
         "--vary",

@@ -6,7 +6,8 @@
 It starts a server and swings through the levels, ``--window`` seconds at each, in turns with drafts (defaults of the
 server: draft length auto, copies) and without (``rapid_drafter: off``). A level is the number of clients that are
 busy: each asks one question after the other about documents of mixed length that are in the prefix cache. When the
-level falls, a client ends its answer before it rests. Prints the tokens that arrived in each window and, as the last
+level falls, the clients beyond it drop their answers: were they to end them, much of a window would be the load of
+the one before it, and more so the slower that was served. Prints the tokens that arrived in each window and, as the last
 line, JSON; the ratio of a window is the median over rounds of drafted / undrafted tokens in the same window of
 neighbouring turns.
 """
@@ -14,6 +15,7 @@ neighbouring turns.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import tempfile
@@ -62,19 +64,25 @@ class Load:
                     self.changed.wait_for(lambda: self.over or number < self.level)
                     if self.over:
                         return
-                self._ask(client, *self.prompts[(5 * number + asked) % len(self.prompts)], drafted)
+                self._ask(client, number, *self.prompts[(5 * number + asked) % len(self.prompts)], drafted)
                 asked += 1
         except BaseException as error:  # raised by the main thread
             self.errors.append(error)
 
-    def _ask(self, client: Client, prompt: BenchPrompt, options: dict[str, Any], drafted: bool) -> None:
+    def _ask(
+        self, client: Client, number: int, prompt: BenchPrompt, options: dict[str, Any], drafted: bool
+    ) -> None:
         params = {"max_new_tokens": self.new_tokens, "temperature": 0, "ignore_eos": True}
         known = 0
-        for chunk in client.stream(
+        stream = client.stream(
             input_ids=prompt.ids, sampling_params=params | {"custom_params": options if drafted else OFF}
-        ):
-            self.arrivals.append((chunk.arrived, chunk.completion_tokens - known))
-            known = chunk.completion_tokens
+        )
+        with contextlib.closing(stream):
+            for chunk in stream:
+                self.arrivals.append((chunk.arrived, chunk.completion_tokens - known))
+                known = chunk.completion_tokens
+                if number >= self.level:
+                    return
 
 
 def turn(url: str, load: Load, levels: list[int], window_s: float, drafted: bool) -> list[int]:
