@@ -154,6 +154,22 @@ def _parser() -> options.Parser:
         usage="rapid-sgl bench [options] [-- server flags]\n       rapid-sgl bench steps --help",
         description=DESCRIPTION,
     )
+    _add_cells(parser)
+    _add_methods(parser)
+    _add_running(parser)
+    options.add_rapid_flags(parser)
+    parser.add_argument(
+        "--draft-length",
+        dest="rapid_draft_length",
+        type=options.number_or(int, AUTO),
+        metavar="N|auto",
+        help="same as --rapid-draft-length",
+    )
+    return parser
+
+
+def _add_cells(parser: options.Parser) -> None:
+    """What makes a cell."""
     add = parser.add_argument
     add(
         "--contexts",
@@ -163,6 +179,25 @@ def _parser() -> options.Parser:
         help="(default: 1000,3500,7000)",
     )
     add("--batch", type=int_list, default=[1, 8], metavar="N,N", help="requests at once (default: 1,8)")
+    add(
+        "--temperature",
+        type=float_list,
+        default=[0.0],
+        metavar="T,T",
+        help="0 is greedy (default: 0)",
+    )
+    add(
+        "--workload",
+        type=name_list(WORKLOADS, "workload"),
+        default=["answer"],
+        metavar="W,W",
+        help="what is asked for: an answer, or to quote, extract or rewrite a part of the text (default: answer)",
+    )
+
+
+def _add_methods(parser: options.Parser) -> None:
+    """What is compared in a cell."""
+    add = parser.add_argument
     add(
         "--methods",
         type=name_list(METHODS, "method"),
@@ -183,22 +218,6 @@ def _parser() -> options.Parser:
         help="measure rag on a second server too, with this model (folder or hub id) as its draft model; with "
         "method standalone it is that one's instead",
     )
-    add("--new-tokens", type=at_least(2), default=64, metavar="N", help="tokens per answer (default: 64)")
-    add("--repeats", type=at_least(1), default=5, metavar="N", help="measured runs per method (default: 5)")
-    add(
-        "--temperature",
-        type=float_list,
-        default=[0.0],
-        metavar="T,T",
-        help="0 is greedy (default: 0)",
-    )
-    add(
-        "--workload",
-        type=name_list(WORKLOADS, "workload"),
-        default=["answer"],
-        metavar="W,W",
-        help="what is asked for: an answer, or to quote, extract or rewrite a part of the text (default: answer)",
-    )
     add(
         "--retrieval",
         type=name_list(RETRIEVALS, "kind of retrieval"),
@@ -214,6 +233,13 @@ def _parser() -> options.Parser:
         metavar="NAME=V,V",
         help="measure the drafting methods with each value of a request option; may be repeated",
     )
+
+
+def _add_running(parser: options.Parser) -> None:
+    """How it is measured, where, and what becomes of it."""
+    add = parser.add_argument
+    add("--new-tokens", type=at_least(2), default=64, metavar="N", help="tokens per answer (default: 64)")
+    add("--repeats", type=at_least(1), default=5, metavar="N", help="measured runs per method (default: 5)")
     add(
         "--keep-cache",
         action="store_true",
@@ -232,12 +258,3 @@ def _parser() -> options.Parser:
         help="model to serve (default: the embedded one); with --server: where to load its tokenizer from",
     )
     add("--json", action="store_true", help="print the JSON line only")
-    options.add_rapid_flags(parser)
-    add(
-        "--draft-length",
-        dest="rapid_draft_length",
-        type=options.number_or(int, AUTO),
-        metavar="N|auto",
-        help="same as --rapid-draft-length",
-    )
-    return parser
