@@ -253,11 +253,14 @@ class RapidWorker(BaseSpecWorker):
         )
 
     def _encode(self, batch: Any, states: list[RequestState]) -> None:
-        """Prefill draft prompts, a little in every step, so that running requests keep their pace."""
+        """Prefill draft prompts, a little in every step, so that running requests keep their pace.
+
+        Not those of requests that copy at the moment: a short answer may be over before they need a row.
+        """
         if self.reencoder is not None:
-            rows = zip(batch.reqs, states, strict=True)
+            waiting = [pair for pair in zip(batch.reqs, states, strict=True) if not pair[1].pace.copying]
             self.reencoder.advance(
-                [(state.row, req.output_ids) for req, state in rows if isinstance(state.row, ReencodedRow)]
+                [(state.row, req.output_ids) for req, state in waiting if isinstance(state.row, ReencodedRow)]
             )
 
     def _reselect(self, batch: Any, states: list[RequestState]) -> None:

@@ -91,6 +91,11 @@ class Side:
             steps = _means_between(opened, closed) or steps
         return make_run(traces, self.sizes.new_tokens, steps)
 
+    def prefill(self, asked: Sequence[Asked]) -> None:
+        """Bring prompts into the prefix cache, with one token of an answer each."""
+        for one in asked:
+            self._client.generate(input_ids=one.ids, sampling_params={"temperature": 0, "max_new_tokens": 1})
+
     def forget_prompts(self) -> None:
         """Empty the server's prefix cache, which takes until the last request has let go of it."""
         from rapid_sgl.http_client import ServerError

@@ -163,8 +163,10 @@ class Measurement:
         filled: set[tuple[str, bool]] = set()
         for side in self.sides:
             self.update(f"{cell}: {side.name}, warm-up")
-            # Those that read the prompts of a method before them, and have no draft prompts, find all in the cache.
+            # Those that read the prompts of a method before them, and have no draft prompts, find all in the cache;
+            # that of ngram is emptied before each run.
             known = _prefill(side) in filled and side.method not in ("rag", "rag-only")
+            known = known or side.method == "ngram"
             for number, group in enumerate(distinct[:1] if known else distinct):
                 run = side.run(self._asked(side, group), cell.temperature)
                 if number == 0 and _prefill(side) not in filled and run.cached_share < COLD_SHARE:
@@ -181,7 +183,12 @@ class Measurement:
             first = repeat % len(runs)  # so that no method always runs after the same other one
             for side, done in [*runs[first:], *runs[:first]]:
                 self.update(f"{cell}: {side.name}, {repeat + 1} of {len(groups)}")
-                done.append(side.run(self._asked(side, group), cell.temperature))
+                asked = self._asked(side, group)
+                if side.method == "ngram":
+                    # It drafts from its earlier answers; the warm-up's are the very ones that are asked for now.
+                    side.forget_prompts()
+                    side.prefill(asked)
+                done.append(side.run(asked, cell.temperature))
         return runs
 
     def _asked(self, side: Side, group: Sequence[BenchPrompt]) -> list[Asked]:

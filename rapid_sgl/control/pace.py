@@ -33,6 +33,7 @@ class RequestPace:
     model: RequestAcceptance = field(default_factory=RequestAcceptance)
     copies: RequestAcceptance = field(default_factory=RequestAcceptance)
     copied: int = 0  # copied tokens that were committed
+    copying: bool = False  # in the latest step
 
 
 class Candidate(NamedTuple):
@@ -149,6 +150,7 @@ class Pace:
         self.verify.observe(len(candidates), max(lengths) + 1, context, other_s)
         self._observe_passes(drafts.passes, draft_s)
         for b, candidate in enumerate(candidates):
+            candidate.memory.copying = plan.copied[b] > 0
             if not lengths[b]:
                 continue
             if plan.copied[b]:

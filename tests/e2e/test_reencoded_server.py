@@ -16,7 +16,10 @@ from conftest import (
 from test_identity import QUESTIONS, assert_same_tokens
 from test_sampling_law import FALSE_ALARM, TINY_VIEW, first_tokens, p_value, plain_first_tokens
 
+from rapid_sgl.bench.prompts import exact_prompt
+from rapid_sgl.config import RapidConfig
 from rapid_sgl.http_client import ServerError
+from rapid_sgl.retrieval.prompt import PromptBuilder
 
 SPANS = [300, 500, 900, 1000]
 RAG = {"rapid_drafter": "rag", "rapid_spans": SPANS}
@@ -37,6 +40,17 @@ def test_same_chunks_new_question(rapid_server):
         assert cached_share(generate(rapid_server, chat_ids(document, question), **RAG)) >= 0.9
     flush(rapid_server)
     assert cached_share(generate(rapid_server, chat_ids(document, QUESTIONS[1]), **RAG)) == 0
+
+
+def test_draft_prompt_waits_while_its_request_copies(rapid_server):
+    """An answer that is copied from its first words on needs no row: only its undrafted first steps prefill some."""
+    prompt = exact_prompt(PromptBuilder(tokenizer()), 2500, 1, "quote")
+    flush(rapid_server)
+    before = rapid_stats(rapid_server)["draft_kv"]["prefilled"]
+    info = generate(rapid_server, prompt.ids, 64, **RAG, rapid_draft_length=4)["meta_info"]
+    prefilled = rapid_stats(rapid_server)["draft_kv"]["prefilled"] - before
+    assert info["rapid_copied_tokens"] > 30
+    assert prefilled <= 3 * RapidConfig().draft_prefill < info["rapid_draft_prompt_tokens"]
 
 
 def test_tenants_do_not_share_draft_prompts(rapid_server):
