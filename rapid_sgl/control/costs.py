@@ -20,8 +20,8 @@ HALF_LIFE = 2000  # observations after which an old one counts half as much as a
 NEW_SHARE = 0.1  # of the newest observation in the average of its bucket, once the bucket is settled
 OUTLIER = math.log(1.5)  # a single pass moves a settled average as if it were at most this far off
 MAX_BUCKETS = 256  # a prediction looks at all of them; the one unseen for longest goes
-# Passes until then may have compiled something: their lower median counts. (The fastest would make whatever is seldom
-# run look cheaper than it is.)
+# Until then the lower median of a bucket's passes counts. (The fastest would make whatever is seldom run look cheaper
+# than it is.)
 SETTLED = 5
 
 
@@ -51,12 +51,24 @@ class PassCosts:
     def __init__(self, first_guess: float = 0.02):
         self.first_guess = first_guess
         self._buckets: dict[tuple[int, int, int], _Bucket] = {}
+        self._met: set[tuple[int, int]] = set()  # rows and width of passes that were run
         self._count = 0
         self._table: tuple[Floats, Floats, Floats] | None = None  # where [n, 3], level [n], log weight [n]
 
+    @property
+    def known(self) -> bool:
+        """Whether any pass was observed, so that predictions are seconds and not only ratios."""
+        return bool(self._buckets)
+
     def observe(self, rows: int, width: int, context: float, seconds: float) -> None:
-        """File the time of one pass."""
+        """File the time of one pass; not of the first of its shape, which may have compiled or recorded something.
+
+        (Such a time would make the shape look too expensive to be run again, and so never be corrected.)
+        """
         if seconds <= 0 or rows == 0:
+            return
+        if (rows, width) not in self._met:
+            self._met.add((rows, width))
             return
         self._count += 1
         self._table = None

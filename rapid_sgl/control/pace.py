@@ -21,6 +21,7 @@ PROBE_GAP = 25  # steps between two probes at least: one is enough to learn from
 STALE = 300  # verify passes after which the cost of a plain one is looked at again
 # A prescribed chain copies only after so many equal tokens; where the length is chosen, acceptance decides.
 FIXED_MATCH = 8
+HICCUP = 3.0  # a step that took so many times as long as planned compiled something and tells nothing about its plan
 EDGE_SHARE = 0.01  # of one step in the running average of what early stops bring
 
 Lane = tuple[str, str]  # kind of row and weights: what shares a draft pass
@@ -52,11 +53,13 @@ class Candidate(NamedTuple):
 
 
 class DraftPass(NamedTuple):
-    """One draft pass as it ran."""
+    """One draft pass as it ran. Those of one turn of the draft loop, one per lane, are timed together."""
 
     lane: Lane
     rows: int
     tokens: int  # of all its rows
+    turn: int
+    turn_s: float  # seconds
 
 
 class Drafted(Protocol):
@@ -162,9 +165,9 @@ class Pace:
                 calibration.observe(np.asarray(drafts.confidence[b], dtype=float), accepted[b])
             memory.observe(kind, lengths[b], accepted[b])
             kind.observe(lengths[b], accepted[b])
-        if any(plan.model) and plan.seconds and any(plan.auto):
-            rate = (len(candidates) + sum(accepted)) / (draft_s + other_s + self.between)
-            planned = plan.tokens / plan.seconds
+        took = draft_s + other_s + self.between
+        if any(plan.model) and any(plan.auto) and took < HICCUP * plan.seconds:
+            rate, planned = (len(candidates) + sum(accepted)) / took, plan.tokens / plan.seconds
             load = _load(candidates)
             edge = self.edges.get(load, 1.0)
             self.edges[load] = edge + EDGE_SHARE * (min(rate / planned, 3.0) - edge)
@@ -203,7 +206,7 @@ class Pace:
 
     def _draft_costs(self, lane: Lane, rows: np.ndarray, row: float) -> np.ndarray:
         """Seconds of one draft pass by rows in it, ``row`` tokens each."""
-        if lane in self.draft:
+        if lane in self.draft and self.draft[lane].known:
             return self.draft[lane].predict(rows, 1, rows * row)
         # a pass over a short row with the target's weights is a decode step with a short context
         return self.verify.predict(rows, 1, rows * row) * (0.9 if lane[1] == "same" else 0.6)
@@ -246,14 +249,18 @@ class Pace:
         return plan
 
     def _observe_passes(self, passes: Sequence[DraftPass], seconds: float) -> None:
-        if not passes:
-            return
-        expected = [
-            float(self._draft_costs(p.lane, np.array([p.rows]), p.tokens / p.rows)[0]) for p in passes
-        ]
-        scale = seconds / sum(expected)
-        for one, guess in zip(passes, expected, strict=True):
-            self.draft.setdefault(one.lane, PassCosts()).observe(one.rows, 1, one.tokens, guess * scale)
+        """Turn by turn: the first one may have compiled something, and those behind it have not."""
+        turns = {one.turn: one.turn_s for one in passes}
+        around = (seconds - sum(turns.values())) / max(1, len(turns))  # setting up the loop
+        for turn, turn_s in turns.items():
+            together = [one for one in passes if one.turn == turn]
+            expected = [
+                float(self._draft_costs(one.lane, np.array([one.rows]), one.tokens / one.rows)[0])
+                for one in together
+            ]
+            scale = (turn_s + around) / sum(expected)
+            for one, guess in zip(together, expected, strict=True):
+                self.draft.setdefault(one.lane, PassCosts()).observe(one.rows, 1, one.tokens, guess * scale)
 
     def _note_gap(self) -> None:
         gap = time.perf_counter() - self._ended

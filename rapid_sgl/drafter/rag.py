@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -152,19 +153,23 @@ class _Loop:
 
     def advance(self, step: int) -> None:
         """Draft one more token for every request whose chain is still open."""
-        rows, logits = [], []
+        began = time.perf_counter()
+        rows, logits, run = [], [], []
         for lane, members in zip(self.lanes, self.members, strict=True):
             still = [b for b in members if self.open[b] > step]
             if still:
                 logits.append(lane.advance(still, self.chains, step))
-                self.passes.append(DraftPass(lane.key, len(still), lane.tokens(still, step)))
+                run.append((lane.key, len(still), lane.tokens(still, step)))
                 rows += still
         if not rows:
             return
         joined = logits[0] if len(logits) == 1 else torch.cat(logits)
         self.rules.apply_to_draft_(joined, rows, self.chains)
         chosen = self._choose(joined, rows, step)
-        for b, token in zip(rows, chosen.tolist(), strict=True):
+        tokens = chosen.tolist()  # by now the passes are done on any device
+        seconds = time.perf_counter() - began
+        self.passes += [DraftPass(*one, step, seconds) for one in run]
+        for b, token in zip(rows, tokens, strict=True):
             self.chains[b].append(token)
             if not self.walk.accept(b, token):
                 self.open[b] = 0

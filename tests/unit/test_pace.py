@@ -44,6 +44,18 @@ def test_stopping_early_beats_every_fixed_length():
     assert measured(None) > 1.03 * max(measured(fixed) for fixed in FIXED)
 
 
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("mean", [0.7, 0.85])
+def test_slow_first_passes_are_no_lasting_argument_against_drafts(count, mean):
+    """The first pass of a size may compile for seconds; two hundred steps later that is forgotten."""
+
+    def measured(first):
+        machine = Machine(draft_factor=0.57, first=first)
+        return rate(requests(count, 16000, mean), 800, machine=machine, skip=200)
+
+    assert measured(100) > 0.95 * measured(1)
+
+
 def test_probes_cost_little_where_nothing_pays():
     pace, machine = Pace(LENGTH), Machine()
     hopeless = requests(1, 256, 0.5)
