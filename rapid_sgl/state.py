@@ -48,6 +48,13 @@ class RequestState:
         """Whether the next step may go undrafted, because it is the first one and nothing is transferred."""
         return len(req.output_ids) == 1 and self.law.transfer is Transfer.NONE
 
+    def needs_row(self, req: Any) -> bool:
+        """Whether its draft prompt may be prefilled now.
+
+        Not while it copies, which its first drafted step shows: a short answer may be over before it needs a row.
+        """
+        return self.law.transfer is not Transfer.NONE or (len(req.output_ids) > 2 and not self.pace.copying)
+
     def meta_info(self, *, finished: bool) -> dict[str, Any]:
         """What the response's ``meta_info`` says of the request; its trace only when it has finished."""
         info: dict[str, Any] = {"rapid_drafter": self.drafter, "rapid_reason": self.reason}

@@ -253,14 +253,14 @@ class RapidWorker(BaseSpecWorker):
         )
 
     def _encode(self, batch: Any, states: list[RequestState]) -> None:
-        """Prefill draft prompts, a little in every step, so that running requests keep their pace.
-
-        Not those of requests that copy at the moment: a short answer may be over before they need a row.
-        """
+        """Prefill draft prompts, a little in every step, so that running requests keep their pace."""
         if self.reencoder is not None:
-            waiting = [pair for pair in zip(batch.reqs, states, strict=True) if not pair[1].pace.copying]
             self.reencoder.advance(
-                [(state.row, req.output_ids) for req, state in waiting if isinstance(state.row, ReencodedRow)]
+                [
+                    (state.row, req.output_ids)
+                    for req, state in zip(batch.reqs, states, strict=True)
+                    if isinstance(state.row, ReencodedRow) and state.needs_row(req)
+                ]
             )
 
     def _reselect(self, batch: Any, states: list[RequestState]) -> None:

@@ -43,14 +43,15 @@ def test_same_chunks_new_question(rapid_server):
 
 
 def test_draft_prompt_waits_while_its_request_copies(rapid_server):
-    """An answer that is copied from its first words on needs no row: only its undrafted first steps prefill some."""
+    """An answer that is copied from its first words on needs no row."""
     prompt = exact_prompt(PromptBuilder(tokenizer()), 2500, 1, "quote")
     flush(rapid_server)
     before = rapid_stats(rapid_server)["draft_kv"]["prefilled"]
     info = generate(rapid_server, prompt.ids, 64, **RAG, rapid_draft_length=4)["meta_info"]
     prefilled = rapid_stats(rapid_server)["draft_kv"]["prefilled"] - before
     assert info["rapid_copied_tokens"] > 30
-    assert prefilled <= 3 * RapidConfig().draft_prefill < info["rapid_draft_prompt_tokens"]
+    # some steps may find nothing to copy, each of which prefills a little
+    assert prefilled <= 2 * RapidConfig().draft_prefill < info["rapid_draft_prompt_tokens"]
 
 
 def test_tenants_do_not_share_draft_prompts(rapid_server):
@@ -58,7 +59,8 @@ def test_tenants_do_not_share_draft_prompts(rapid_server):
 
     def ask(salt):
         request = {"input_ids": ids, "cache_salt": salt}
-        params = {"temperature": 0, "max_new_tokens": 24, "custom_params": RAG}
+        # without copies, for which a draft prompt waits
+        params = {"temperature": 0, "max_new_tokens": 24, "custom_params": RAG | {"rapid_copy": "off"}}
         return cached_share(rapid_server.client.generate(**request, sampling_params=params))
 
     ask("one")
