@@ -53,7 +53,9 @@ class RequestState:
 
         Not while it copies, which its first drafted step shows: a short answer may be over before it needs a row.
         """
-        return self.law.transfer is not Transfer.NONE or (len(req.output_ids) > 2 and not self.pace.copying)
+        if self.source is None or self.law.transfer is not Transfer.NONE:
+            return True
+        return len(req.output_ids) > 2 and not self.pace.copying
 
     def meta_info(self, *, finished: bool) -> dict[str, Any]:
         """What the response's ``meta_info`` says of the request; its trace only when it has finished."""

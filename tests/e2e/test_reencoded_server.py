@@ -22,7 +22,8 @@ from rapid_sgl.http_client import ServerError
 from rapid_sgl.retrieval.prompt import PromptBuilder
 
 SPANS = [300, 500, 900, 1000]
-RAG = {"rapid_drafter": "rag", "rapid_spans": SPANS}
+# Without copies, for which a draft prompt waits: how soon it is there would hang on what an answer repeats.
+RAG = {"rapid_drafter": "rag", "rapid_spans": SPANS, "rapid_copy": "off"}
 
 
 def cached_share(answer):
@@ -47,7 +48,8 @@ def test_draft_prompt_waits_while_its_request_copies(rapid_server):
     prompt = exact_prompt(PromptBuilder(tokenizer()), 2500, 1, "quote")
     flush(rapid_server)
     before = rapid_stats(rapid_server)["draft_kv"]["prefilled"]
-    info = generate(rapid_server, prompt.ids, 64, **RAG, rapid_draft_length=4)["meta_info"]
+    options = RAG | {"rapid_copy": "on", "rapid_draft_length": 4}
+    info = generate(rapid_server, prompt.ids, 64, **options)["meta_info"]
     prefilled = rapid_stats(rapid_server)["draft_kv"]["prefilled"] - before
     assert info["rapid_copied_tokens"] > 30
     # some steps may find nothing to copy, each of which prefills a little
@@ -59,8 +61,7 @@ def test_tenants_do_not_share_draft_prompts(rapid_server):
 
     def ask(salt):
         request = {"input_ids": ids, "cache_salt": salt}
-        # without copies, for which a draft prompt waits
-        params = {"temperature": 0, "max_new_tokens": 24, "custom_params": RAG | {"rapid_copy": "off"}}
+        params = {"temperature": 0, "max_new_tokens": 24, "custom_params": RAG}
         return cached_share(rapid_server.client.generate(**request, sampling_params=params))
 
     ask("one")
