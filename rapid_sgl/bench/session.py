@@ -165,8 +165,9 @@ class Measurement:
             self.update(f"{cell}: {side.name}, warm-up")
             # Those that read the prompts of a method before them, and have no draft prompts, find all in the cache;
             # that of ngram is emptied before each run.
-            known = _prefill(side) in filled and side.method not in ("rag", "rag-only")
-            known = known or side.method == "ngram"
+            known = side.method == "ngram" or (
+                _prefill(side) in filled and side.method not in ("rag", "rag-only")
+            )
             for number, group in enumerate(distinct[:1] if known else distinct):
                 run = side.run(self._asked(side, group), cell.temperature)
                 if number == 0 and _prefill(side) not in filled and run.cached_share < COLD_SHARE:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -250,15 +251,16 @@ class Pace:
 
     def _observe_passes(self, passes: Sequence[DraftPass], seconds: float) -> None:
         """Turn by turn: the first one may have compiled something, and those behind it have not."""
-        turns = {one.turn: one.turn_s for one in passes}
-        around = (seconds - sum(turns.values())) / max(1, len(turns))  # setting up the loop
-        for turn, turn_s in turns.items():
-            together = [one for one in passes if one.turn == turn]
+        turns = [list(together) for _, together in groupby(passes, key=lambda one: one.turn)]
+        around = (seconds - sum(together[0].turn_s for together in turns)) / max(
+            1, len(turns)
+        )  # the loop's own
+        for together in turns:
             expected = [
                 float(self._draft_costs(one.lane, np.array([one.rows]), one.tokens / one.rows)[0])
                 for one in together
             ]
-            scale = (turn_s + around) / sum(expected)
+            scale = (together[0].turn_s + around) / sum(expected)
             for one, guess in zip(together, expected, strict=True):
                 self.draft.setdefault(one.lane, PassCosts()).observe(one.rows, 1, one.tokens, guess * scale)
 
