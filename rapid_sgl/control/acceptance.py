@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable
 
@@ -26,10 +27,13 @@ class KindAcceptance:
     def __init__(self, prior: float, length: int):
         self.hits = np.full(length, prior * PRIOR_TRIALS)
         self.trials = np.full(length, PRIOR_TRIALS)
+        self._rates: Floats | None = None
 
     def rates(self) -> Floats:
         """float64 [length]."""
-        return self.hits / self.trials
+        if self._rates is None:
+            self._rates = self.hits / self.trials
+        return self._rates
 
     def observe(self, proposed: int, accepted: int) -> None:
         """File a chain of ``proposed`` drafts whose first ``accepted`` were kept."""
@@ -39,6 +43,7 @@ class KindAcceptance:
         fade = np.minimum(1.0, MEMORY / self.trials)
         self.hits *= fade
         self.trials *= fade
+        self._rates = None
 
 
 class RequestAcceptance:
@@ -91,6 +96,7 @@ class Calibration:
 # Beginnings of the intervals of match lengths whose copies are counted together, and what is believed at first.
 MATCH_CLASSES = (2, 3, 4, 6, 8, 12, 16, 24)
 MATCH_PRIORS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9)
+SAMPLED_COPIES = 0.6  # what is believed of them where answers are sampled, as a part of that
 MODEL_PRIOR = 0.8
 
 
@@ -100,7 +106,10 @@ class Acceptance:
     def __init__(self, length: int):
         self.length = length
         self._model: dict[Hashable, KindAcceptance] = {}
-        self._copies = [KindAcceptance(prior, length) for prior in MATCH_PRIORS]
+        self._copies = {
+            sampled: [KindAcceptance(prior * trust, length) for prior in MATCH_PRIORS]
+            for sampled, trust in ((False, 1.0), (True, SAMPLED_COPIES))
+        }
         self._calibration: dict[Hashable, Calibration] = defaultdict(Calibration)
 
     def model(self, kind: Hashable) -> KindAcceptance:
@@ -112,9 +121,9 @@ class Acceptance:
     def calibration(self, kind: Hashable) -> Calibration:
         return self._calibration[kind]
 
-    def copies(self, match: int) -> KindAcceptance:
-        """Copied drafts after ``match`` >= 2 equal tokens."""
-        return self._copies[int(np.searchsorted(MATCH_CLASSES, match, side="right")) - 1]
+    def copies(self, match: int, sampled: bool) -> KindAcceptance:
+        """Copied drafts after ``match`` >= 2 equal tokens, of a greedy or a sampled answer."""
+        return self._copies[sampled][bisect_right(MATCH_CLASSES, match) - 1]
 
 
 def expected_tokens(rates: Floats) -> Floats:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,17 +24,6 @@ MAX_BUCKETS = 256  # a prediction looks at all of them; the one unseen for longe
 SETTLED = 5
 
 
-@dataclass
-class _Bucket:
-    """Passes of nearly one size."""
-
-    where: tuple[float, float, float]  # log rows, log width, log context
-    level: float  # log of seconds over ``shape``
-    count: int
-    seen: int  # number of the last observation
-    first: list[float]  # levels of the first observations, rising
-
-
 class PassCosts:
     """Seconds of one kind of forward pass as a function of its size.
 
@@ -50,15 +38,20 @@ class PassCosts:
 
     def __init__(self, first_guess: float = 0.02):
         self.first_guess = first_guess
-        self._buckets: dict[tuple[int, int, int], _Bucket] = {}
         self._met: set[tuple[int, int]] = set()  # rows and width of passes that were run
-        self._count = 0
-        self._table: tuple[Floats, Floats, Floats] | None = None  # where [n, 3], level [n], log weight [n]
+        self._observed = 0
+        # buckets of passes of nearly one size: the number of each, and what is known of it
+        self._number: dict[tuple[int, int, int], int] = {}
+        self._first: list[list[float]] = []  # levels of the first observations, rising
+        self._where = np.zeros((MAX_BUCKETS, 3))  # log rows, log width, log context
+        self._level = np.zeros(MAX_BUCKETS)  # log of seconds over ``shape``
+        self._count = np.zeros(MAX_BUCKETS)
+        self._seen = np.zeros(MAX_BUCKETS)  # ``_observed`` at the last one
 
     @property
     def known(self) -> bool:
         """Whether any pass was observed, so that predictions are seconds and not only ratios."""
-        return bool(self._buckets)
+        return bool(self._number)
 
     def observe(self, rows: int, width: int, context: float, seconds: float) -> None:
         """File the time of one pass; not of the first of its shape, which may have compiled or recorded something.
@@ -70,24 +63,33 @@ class PassCosts:
         if (rows, width) not in self._met:
             self._met.add((rows, width))
             return
-        self._count += 1
-        self._table = None
+        self._observed += 1
         where = _where(rows, width, context)
         level = math.log(seconds) - math.log(float(shape(rows, width, context)))
         key = (round(3 * where[0]), round(6 * where[1]), round(2 * where[2]))
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            self._buckets[key] = _Bucket(where, level, 1, self._count, [level])
-            if len(self._buckets) > MAX_BUCKETS:
-                del self._buckets[min(self._buckets, key=lambda one: self._buckets[one].seen)]
-            return
-        bucket.count += 1
-        bucket.where, bucket.seen = where, self._count
-        if bucket.count <= SETTLED:
-            insort(bucket.first, level)
-            bucket.level = bucket.first[(bucket.count - 1) // 2]
+        n = self._number.get(key)
+        if n is None:
+            n = self._new_bucket(key)
+        self._where[n], self._seen[n] = where, self._observed
+        self._count[n] += 1
+        if self._count[n] <= SETTLED:
+            first = self._first[n]
+            insort(first, level)
+            self._level[n] = first[(len(first) - 1) // 2]
         else:
-            bucket.level += NEW_SHARE * max(-OUTLIER, min(OUTLIER, level - bucket.level))
+            self._level[n] += NEW_SHARE * max(-OUTLIER, min(OUTLIER, level - self._level[n]))
+
+    def _new_bucket(self, key: tuple[int, int, int]) -> int:
+        """Its number: the next, or that of the bucket unseen for longest."""
+        n = len(self._number)
+        if n == MAX_BUCKETS:
+            n = int(self._seen.argmin())
+            del self._number[next(other for other, number in self._number.items() if number == n)]
+            self._first[n] = []
+        else:
+            self._first.append([])
+        self._number[key], self._count[n] = n, 0
+        return n
 
     def predict(self, rows: ArrayLike, width: ArrayLike, context: ArrayLike) -> Floats:
         """Seconds for each size; arguments broadcast."""
@@ -95,36 +97,23 @@ class PassCosts:
             *(np.asarray(x, dtype=float) for x in (rows, width, context))
         )
         guess = shape(rows, width, context)
-        if not self._buckets:
+        used = len(self._number)
+        if not used:
             return self.first_guess * guess
-        where, level, weight = self._arrays()
+        age = self._observed - self._seen[:used]
+        trust = np.log(np.minimum(self._count[:used], 10)) - age * math.log(2) / HALF_LIFE
         target = np.stack([np.log(np.maximum(x, 1.0)) for x in (rows, width, context)], axis=-1)
-        distance = ((target[..., None, :] - where) ** 2).sum(-1) / REACH**2
-        score = weight - distance
+        distance = ((target[..., None, :] - self._where[:used]) ** 2).sum(-1) / REACH**2
+        score = trust - distance
         score = np.exp(score - score.max(-1, keepdims=True))
-        mean: Floats = (score * level).sum(-1) / score.sum(-1)
+        mean: Floats = (score * self._level[:used]).sum(-1) / score.sum(-1)
         return np.exp(mean) * guess
 
     def age(self, rows: int, width: int, context: float) -> int:
         """Observations since a pass of about this size was seen; a large number when none was."""
-        if not self._buckets:
-            return 1 << 30
-        where, _, _ = self._arrays()
-        near = ((np.array(_where(rows, width, context)) - where) ** 2).sum(-1) < REACH**2
-        seen = [bucket.seen for bucket, close in zip(self._buckets.values(), near, strict=True) if close]
-        return self._count - max(seen) if seen else 1 << 30
-
-    def _arrays(self) -> tuple[Floats, Floats, Floats]:
-        if self._table is None:
-            buckets = list(self._buckets.values())
-            age = np.array([self._count - bucket.seen for bucket in buckets], dtype=float)
-            trust = np.log([min(bucket.count, 10) for bucket in buckets]) - age * math.log(2) / HALF_LIFE
-            self._table = (
-                np.array([bucket.where for bucket in buckets]),
-                np.array([bucket.level for bucket in buckets]),
-                trust,
-            )
-        return self._table
+        used = len(self._number)
+        near = ((np.array(_where(rows, width, context)) - self._where[:used]) ** 2).sum(-1) < REACH**2
+        return int(self._observed - self._seen[:used][near].max()) if near.any() else 1 << 30
 
 
 def shape(rows: ArrayLike, width: ArrayLike, context: ArrayLike) -> Floats:

@@ -19,11 +19,13 @@ from rapid_sgl.control.stop import ChainStop
 # Part of the time that may be lost to trying what does not seem to pay.
 PROBE_SHARE = 0.005
 PROBE_GAP = 25  # steps between two probes at least: one is enough to learn from
+PROBE_RETRY = 5  # steps to the next look, where there was nothing to try or no time for it
 STALE = 300  # verify passes after which the cost of a plain one is looked at again
 # A prescribed chain copies only after so many equal tokens; where the length is chosen, acceptance decides.
 FIXED_MATCH = 8
 HICCUP = 3.0  # a step that took so many times as long as planned compiled something and tells nothing about its plan
-EDGE_SHARE = 0.01  # of one step in the running average of what early stops bring
+EDGE_SHARE = 0.01  # of one step in the running average of what plans keep of their promise
+EDGE_MOST = 5.0  # times its promise that a step may count for
 
 Lane = tuple[str, str]  # kind of row and weights: what shares a draft pass
 
@@ -89,7 +91,8 @@ class Pace:
         self.verify = PassCosts()
         self.draft: dict[Lane, PassCosts] = {}
         self.between = 0.0  # seconds from the end of a step to the start of the next
-        self.edges: dict[tuple[int, int], float] = {}  # by size of the load
+        # what plans came to over what they promised, by size of the load and kind of plan: draft or copy
+        self.edges: dict[tuple[int, int, str], float] = {}
         self.allowance: float | None = None
         self.costs = Costs(np.zeros(length + 1), np.zeros(1))  # of the step planned last
         # steps by what was decided: plain, copy, draft, fixed, probe
@@ -105,7 +108,8 @@ class Pace:
         if not any(choice.model or choice.copied for choice in choices):
             return self._decided("plain", Plan.plain(choices))
         self.costs = costs = self._costs(candidates)
-        plan = plan_step(choices, costs, edge=self.edges.get(_load(candidates), 1.0))
+        edge, copy_edge = (self.edges.get((*_load(candidates), kind), 1.0) for kind in ("draft", "copy"))
+        plan = plan_step(choices, costs, edge=edge, copy_edge=copy_edge)
         probe = self._probe(candidates, choices, costs, plan)
         name = _name(plan, choices) if probe is None else "probe"
         return self._decided(name, self._open_ended(probe or plan, choices))
@@ -158,7 +162,10 @@ class Pace:
             if not lengths[b]:
                 continue
             if plan.copied[b]:
-                kind, memory = self.acceptance.copies(candidate.match), candidate.memory.copies
+                kind, memory = (
+                    self.acceptance.copies(candidate.match, candidate.sampled),
+                    candidate.memory.copies,
+                )
                 candidate.memory.copied += accepted[b]
             else:
                 kind, memory = self.acceptance.model(_kind(candidate)), candidate.memory.model
@@ -167,11 +174,13 @@ class Pace:
             memory.observe(kind, lengths[b], accepted[b])
             kind.observe(lengths[b], accepted[b])
         took = draft_s + other_s + self.between
-        if any(plan.model) and any(plan.auto) and took < HICCUP * plan.seconds:
-            rate, planned = (len(candidates) + sum(accepted)) / took, plan.tokens / plan.seconds
-            load = _load(candidates)
-            edge = self.edges.get(load, 1.0)
-            self.edges[load] = edge + EDGE_SHARE * (min(rate / planned, 3.0) - edge)
+        drafting = any(plan.model)
+        if (drafting or any(plan.copied)) and any(plan.auto) and took < HICCUP * plan.seconds:
+            promise = plan.tokens / plan.seconds
+            kept = (len(candidates) + sum(accepted)) / took / promise
+            key = (*_load(candidates), "draft" if drafting else "copy")
+            edge = self.edges.get(key, 1.0)
+            self.edges[key] = edge + EDGE_SHARE * (min(kept, EDGE_MOST) - edge)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers for ``/server_info``."""
@@ -183,7 +192,7 @@ class Pace:
             copied = 0
         copy_rates = None
         if copied:
-            kind = self.acceptance.copies(candidate.match)
+            kind = self.acceptance.copies(candidate.match, candidate.sampled)
             copy_rates = candidate.memory.copies.rates(kind)
         return Choices(candidate.model, self._model_rates(candidate), copied, copy_rates, candidate.fixed)
 
@@ -224,6 +233,7 @@ class Pace:
         self._since_probe += 1
         if self._since_probe < PROBE_GAP:
             return None
+        self._since_probe -= PROBE_RETRY  # looking for one in every step would cost more than the probe
         other = None
         if not any(plan.model) and any(choice.model for choice in choices):
             other = plan_step(choices, costs, must_draft=True)

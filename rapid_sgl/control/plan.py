@@ -66,33 +66,41 @@ class Plan:
 
 
 def plan_step(
-    choices: Sequence[Choices], costs: Costs, *, edge: float = 1.0, must_draft: bool = False
+    choices: Sequence[Choices],
+    costs: Costs,
+    *,
+    edge: float = 1.0,
+    copy_edge: float = 1.0,
+    must_draft: bool = False,
 ) -> Plan:
     """The plan with the highest expected rate.
 
     Args:
         choices: one per request of the batch.
         edge: factor on the rate of plans with draft passes; above 1 where ending chains early helps them.
+        copy_edge: the same for plans that only copy; below 1 where they keep less than they promise. (The best of
+            many uncertain promises is, on average, one of those that promise too much.)
         must_draft: choose among plans with draft passes only.
     """
-    plan = _best(choices, costs, edge, must_draft)
+    plan = _best(choices, costs, edge, copy_edge, must_draft)
     rows = sum(1 for choice in choices if choice.model)
     if rows > 1 and plan.seconds:
         # at that rate some rows cost more than they bring; without them, another pair may be better still
         own = max(0.0, float(costs.draft[rows] - costs.draft[1]) / (rows - 1))
         without = [_cut(choice, own * plan.tokens / plan.seconds) for choice in choices]
-        other = _best(without, costs, edge, must_draft)
+        other = _best(without, costs, edge, copy_edge, must_draft)
         if other.rate > plan.rate or must_draft:
             return other
     return plan
 
 
-def _best(choices: Sequence[Choices], costs: Costs, edge: float, must_draft: bool) -> Plan:
+def _best(choices: Sequence[Choices], costs: Costs, edge: float, copy_edge: float, must_draft: bool) -> Plan:
     """The best pair (G, W), all requests with drafts taking part."""
     length = len(costs.verify) - 1
     grid = _Grid(choices, *_gains(choices, length), costs)
     rate = grid.tokens / grid.seconds
     rate[2:] *= edge  # a chain of one cannot be ended early
+    rate[0, 1:] *= copy_edge
     rate[1:] = np.where(grid.passes[1:], rate[1:], -1.0)
     certain = rate[0, 0]
     rate *= 1 - DOUBT
@@ -116,33 +124,30 @@ def _gains(choices: Sequence[Choices], length: int) -> tuple[Floats, Floats]:
 
     Where a request has no such drafts, 1 everywhere: the target's own token.
     """
-    model, copied = np.ones((2, len(choices), length + 1))
+    rates = np.zeros((2, len(choices), length))
     for b, choice in enumerate(choices):
-        for gains, count, rates in (
-            (model, choice.model, choice.model_rates),
-            (copied, choice.copied, choice.copy_rates),
-        ):
-            if count and rates is not None:
-                reached = expected_tokens(rates[:count])
-                gains[b, : count + 1] = reached
-                gains[b, count + 1 :] = reached[-1]
-    return model, copied
+        if choice.model and choice.model_rates is not None:
+            rates[0, b, : choice.model] = choice.model_rates[: choice.model]
+        if choice.copied and choice.copy_rates is not None:
+            rates[1, b, : choice.copied] = choice.copy_rates[: choice.copied]
+    gains = expected_tokens(rates)
+    return gains[0], gains[1]
 
 
 class _Grid:
-    """Tokens and seconds for every pair (G, W); both [n + 1, n + 1]."""
+    """Tokens and seconds for every pair (G, W); both [g + 1, n + 1], with g the most drafts that any row carries."""
 
     def __init__(self, choices: Sequence[Choices], model: Floats, copied: Floats, costs: Costs):
         self.choices, self.costs = choices, costs
         length = len(costs.verify) - 1
-        steps = np.arange(length + 1)
+        steps, turns = np.arange(length + 1), np.arange(1 + max(choice.model for choice in choices))
         fixed = np.array([choice.fixed for choice in choices])
         limit = np.array([choice.model for choice in choices])
         offered = np.array([choice.copied for choice in choices])
         fixed_model = np.where(fixed & (offered == 0), limit, 0)
         fixed_copied = np.where(fixed, offered, 0)
 
-        gain_model, gain_copied = model[:, :, None], copied[:, None, :]
+        gain_model, gain_copied = model[:, : len(turns), None], copied[:, None, :]
         # [bs, G, W]: does the request copy (it costs no pass, so it wins ties), or else draft at all?
         self.copies = (gain_copied >= gain_model) & (offered[:, None, None] > 0) & ~fixed[:, None, None]
         self.models = ~self.copies & (limit[:, None, None] > 0) & ~fixed[:, None, None]
@@ -150,7 +155,7 @@ class _Grid:
         gained = np.where(self.copies, gain_copied, gain_model)
         self.tokens: Floats = np.where(fixed[:, None, None], at_own, gained).sum(0)
 
-        model_len = np.where(self.models, np.minimum(limit[:, None, None], steps[:, None]), 0)
+        model_len = np.where(self.models, np.minimum(limit[:, None, None], turns[:, None]), 0)
         copy_len = np.where(self.copies, np.minimum(offered[:, None, None], steps), 0)
         widest = np.maximum(model_len, copy_len).max(0)
         widest = np.maximum(widest, max(fixed_model.max(), fixed_copied.max()))

@@ -6,6 +6,8 @@ the copied token, so the law accepts it with probability p(x) and otherwise draw
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,8 +21,7 @@ Ints = NDArray[np.int64]
 
 MIN_MATCH = 2  # one equal token says nothing
 MAX_MATCH = 32  # longer matches are not told apart
-FEW = 32  # candidates that are compared all at once
-MAX_CANDIDATES = 4096  # the latest occurrences of a token that are compared further
+MAX_CANDIDATES = 1024  # the latest places with the same two tokens that are compared further
 
 
 class Copy(NamedTuple):
@@ -33,21 +34,34 @@ class Copy(NamedTuple):
 NO_COPY = Copy([], 0)
 
 
-class TokenIndex:
-    """Where each token occurs in a prompt; memory and time linear in its length but for one sort.
+class PairIndex:
+    """Where the two tokens that end at each place of a prompt stood before; memory linear in its length.
+
+    A search costs a microsecond in every step of every request, so it looks things up in plain arrays: a call of
+    numpy takes longer than all it does here. Only the index is built by numpy, which frees the interpreter for
+    the steps of other requests meanwhile.
 
     Args:
         ids: int64 [n].
     """
 
     def __init__(self, ids: Ints):
-        self.order = np.argsort(ids, kind="stable")
-        self.sorted = ids[self.order]
+        pairs = (ids[:-1] << 32) | ids[1:]
+        order = np.argsort(pairs, kind="stable")
+        ordered = pairs[order]
+        same = ordered[1:] == ordered[:-1]
+        before = np.full(len(ids), -1)
+        before[1 + order[1:][same]] = 1 + order[:-1][same]
+        last = np.append(~same, True)[: len(pairs)]
+        self.text = _array(ids)
+        self.before = _array(before)  # [n], the place before with the same pair, or -1
+        self.pairs = _array(ordered[last])  # rising, each once
+        self.places = _array(1 + order[last])  # the latest of each
 
-    def positions(self, token: int) -> Ints:
-        """Rising positions of ``token``, int64 [k]."""
-        first, last = np.searchsorted(self.sorted, [token, token + 1])
-        return self.order[first:last]
+    def latest(self, pair: int) -> int:
+        """The last place where ``pair`` ends, or -1."""
+        at = bisect_left(self.pairs, pair)
+        return self.places[at] if at < len(self.pairs) and self.pairs[at] == pair else -1
 
 
 class CopySource:
@@ -61,10 +75,10 @@ class CopySource:
     """
 
     def __init__(self, prompt: Sequence[int], spans: Sequence[Span], pool: ThreadPoolExecutor):
-        self.prompt_len = self.length = len(prompt)
-        self.spans = np.array(spans, dtype=np.int64).reshape(-1, 2)
-        self._text: Ints = np.zeros(self.length + 256, dtype=np.int64)
-        self._index: Future[TokenIndex] = pool.submit(self._build, prompt)
+        self.prompt_len = len(prompt)
+        self.starts, self.ends = [start for start, _ in spans], [end for _, end in spans]
+        self._answer: dict[int, int] = {}  # pair: its latest place in the answer
+        self._index: Future[PairIndex] = pool.submit(lambda: PairIndex(np.asarray(prompt, dtype=np.int64)))
 
     def propose(self, output_ids: Sequence[int], count: int, *, wait: bool = False) -> Copy:
         """``count`` tokens that may follow; none when fewer than MIN_MATCH tokens match.
@@ -74,58 +88,51 @@ class CopySource:
         """
         if count <= 0 or not (wait or self._index.done()):
             return NO_COPY
-        self._append(output_ids)
-        text, end = self._text[: self.length], self.length - 1
-        where = self._occurrences(int(text[end]))
-        where = where[(where >= MIN_MATCH - 1) & (where < end)][-MAX_CANDIDATES:]
-        where = where[text[where - 1] == text[end - 1]]
-        if not len(where):
+        index = self._index.result()
+        self._append(index, output_ids)
+        place, match = self._longest(index)
+        if match < MIN_MATCH:
             return NO_COPY
-        where, match = self._longest(where, end)
-        source = int(self._preferred(where)) + 1
-        # a match that reaches the end of the text goes round: what repeats is copied from the copy
-        offsets = np.arange(count) % (self.length - source)
-        return Copy(text[source + offsets].tolist(), match)
+        text, source = index.text, place + 1
+        tokens = text[source : source + count].tolist()
+        while (
+            len(tokens) < count
+        ):  # the match reaches the end of the text: what repeats is copied from the copy
+            tokens.append(tokens[len(tokens) - (len(text) - source)])
+        return Copy(tokens, match)
 
-    def _longest(self, where: Ints, end: int) -> tuple[Ints, int]:
-        """Those of ``where`` that agree longest with the tokens up to ``end``, and how many agree (all: MIN_MATCH)."""
-        text, match = self._text, MIN_MATCH
-        while len(where) > FEW and match < MAX_MATCH:
-            longer = where[(where >= match) & (text[where - match] == text[end - match])]
-            if not len(longer):
-                return where, match
-            where, match = longer, match + 1
-        # the rest at once: a numpy call costs more than comparing a few hundred tokens
-        back = np.arange(match, MAX_MATCH)
-        at = where[:, None] - back
-        equal = (text[at.clip(0)] == text[end - back]) & (at >= 0)
-        more = np.logical_and.accumulate(equal, axis=1).sum(axis=1)
-        best = int(more.max())
-        return where[more == best], match + best
+    def _longest(self, index: PairIndex) -> tuple[int, int]:
+        """The best place whose tokens agree with the last ones, and how many do: the longest match, of equal ones
+        those in spans, of these the latest."""
+        text, before = index.text, index.before
+        end = len(text) - 1
+        best, match, inside = -1, 0, False
+        place = before[end]
+        for _ in range(MAX_CANDIDATES):
+            if place < 0 or (match == MAX_MATCH and (inside or not self.starts)):
+                break
+            equal, most = MIN_MATCH, min(MAX_MATCH, place + 1)
+            while equal < most and text[place - equal] == text[end - equal]:
+                equal += 1
+            if equal > match or (equal == match and not inside and self._in_span(place)):
+                best, match, inside = place, equal, self._in_span(place)
+            place = before[place]
+        return best, match
 
-    def _build(self, prompt: Sequence[int]) -> TokenIndex:
-        self._text[: self.prompt_len] = np.asarray(prompt, dtype=np.int64)
-        return TokenIndex(self._text[: self.prompt_len])
+    def _append(self, index: PairIndex, output_ids: Sequence[int]) -> None:
+        text, before, answer = index.text, index.before, self._answer
+        for token in output_ids[len(text) - self.prompt_len :]:
+            place = len(text)
+            pair = (text[-1] << 32) | token
+            seen = answer.get(pair)
+            before.append(index.latest(pair) if seen is None else seen)
+            text.append(token)
+            answer[pair] = place
 
-    def _append(self, output_ids: Sequence[int]) -> None:
-        self._index.result()  # it reads the prompt from the buffer that may be replaced below
-        have = self.length - self.prompt_len
-        new = output_ids[have:]
-        if self.length + len(new) > len(self._text):
-            self._text = np.concatenate([self._text, np.zeros(len(self._text) + len(new), dtype=np.int64)])
-        self._text[self.length : self.length + len(new)] = new
-        self.length += len(new)
+    def _in_span(self, place: int) -> bool:
+        at = bisect_right(self.starts, place) - 1
+        return at >= 0 and place < self.ends[at]
 
-    def _occurrences(self, token: int) -> Ints:
-        answer = np.flatnonzero(self._text[self.prompt_len : self.length] == token) + self.prompt_len
-        return np.concatenate([self._index.result().positions(token), answer])
 
-    def _preferred(self, where: Ints) -> Ints:
-        """The latest of the best matches; those in retrieved spans come first."""
-        if len(self.spans):
-            starts, ends = self.spans[:, 0], self.spans[:, 1]
-            at = np.searchsorted(starts, where, side="right") - 1
-            inside = where[(at >= 0) & (where < ends[at])]
-            if len(inside):
-                return inside[-1]
-        return where[-1]
+def _array(values: Ints) -> array[int]:
+    return array("q", values.astype(np.int64).tobytes())

@@ -77,8 +77,11 @@ def test_a_request_departs_from_its_kind_and_comes_back():
 
 def test_copies_are_counted_by_match_length():
     acceptance = Acceptance(4)
-    assert acceptance.copies(2) is not acceptance.copies(8)
-    assert acceptance.copies(8) is acceptance.copies(11) and acceptance.copies(24) is acceptance.copies(32)
+    for sampled in (False, True):
+        kinds = {match: acceptance.copies(match, sampled) for match in (2, 8, 11, 24, 32)}
+        assert kinds[2] is not kinds[8]
+        assert kinds[8] is kinds[11] and kinds[24] is kinds[32]
+    assert acceptance.copies(8, True) is not acceptance.copies(8, False)
 
 
 def test_calibration_learns_what_confidence_is_worth():
