@@ -28,12 +28,19 @@ class KindAcceptance:
         self.hits = np.full(length, prior * PRIOR_TRIALS)
         self.trials = np.full(length, PRIOR_TRIALS)
         self._rates: Floats | None = None
+        self._most = 0.0
 
     def rates(self) -> Floats:
         """float64 [length]."""
         if self._rates is None:
             self._rates = self.hits / self.trials
+            self._most = float(self._rates.max())
         return self._rates
+
+    def most(self) -> float:
+        """The highest of them."""
+        self.rates()
+        return self._most
 
     def observe(self, proposed: int, accepted: int) -> None:
         """File a chain of ``proposed`` drafts whose first ``accepted`` were kept."""
@@ -55,6 +62,10 @@ class RequestAcceptance:
     def rates(self, kind: KindAcceptance) -> Floats:
         """float64 [length], acceptance of each position given that all before it were accepted."""
         return np.minimum(kind.rates() * (self.accepted / self.expected), CEILING)
+
+    def most(self, kind: KindAcceptance) -> float:
+        """The highest of ``rates``, without an array."""
+        return min(kind.most() * (self.accepted / self.expected), CEILING)
 
     def observe(self, kind: KindAcceptance, proposed: int, accepted: int) -> None:
         """File a chain; call before the kind's own ``observe``."""

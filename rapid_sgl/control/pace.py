@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -23,59 +24,13 @@ PROBE_RETRY = 5  # steps to the next look, where there was nothing to try or no 
 STALE = 300  # verify passes after which the cost of a plain one is looked at again
 # A prescribed chain copies only after so many equal tokens; where the length is chosen, acceptance decides.
 FIXED_MATCH = 8
+# Predicting costs takes longer than choosing by them, and from one step to the next they hardly change.
+REUSE = 8  # steps for which costs are kept,
+REUSED = 0.05  # while the load changes by less than this share of itself
+SURPRISE = 0.15  # and steps take as long as planned, but for this share
 HICCUP = 3.0  # a step that took so many times as long as planned compiled something and tells nothing about its plan
 EDGE_SHARE = 0.01  # of one step in the running average of what plans keep of their promise
 EDGE_MOST = 5.0  # times its promise that a step may count for
-
-Lane = tuple[str, str]  # kind of row and weights: what shares a draft pass
-
-
-@dataclass
-class RequestPace:
-    """What is remembered of a running request."""
-
-    model: RequestAcceptance = field(default_factory=RequestAcceptance)
-    copies: RequestAcceptance = field(default_factory=RequestAcceptance)
-    copied: int = 0  # copied tokens that were committed
-    copying: bool = False  # in the latest step
-
-
-class Candidate(NamedTuple):
-    """What a request of the batch could draft in this step."""
-
-    memory: RequestPace
-    context: int  # tokens with keys and values
-    fixed: bool  # its draft length is prescribed
-    sampled: bool
-    stop_below: float = 0.0
-    lane: Lane | None = None  # None: no model drafts
-    model: int = 0  # model drafts that its row can carry
-    row: int = 0  # tokens of the row
-    copied: int = 0  # tokens that a copy offers
-    match: int = 0  # equal tokens before them
-
-
-class DraftPass(NamedTuple):
-    """One draft pass as it ran. Those of one turn of the draft loop, one per lane, are timed together."""
-
-    lane: Lane
-    rows: int
-    tokens: int  # of all its rows
-    turn: int
-    turn_s: float  # seconds
-
-
-class Drafted(Protocol):
-    """What a draft loop hands over."""
-
-    @property
-    def chains(self) -> Sequence[Sequence[int]]: ...
-    @property
-    def passes(self) -> Sequence[DraftPass]: ...
-    @property
-    def confidence(self) -> Sequence[Sequence[float]]:
-        """Probability that the drafter gave each of its drafts, where it was looked at."""
-        ...
 
 
 class Pace:
@@ -95,6 +50,8 @@ class Pace:
         self.edges: dict[tuple[int, int, str], float] = {}
         self.allowance: float | None = None
         self.costs = Costs(np.zeros(length + 1), np.zeros(1))  # of the step planned last
+        self._costs_of: Hashable = None  # size of the load that they were predicted for
+        self._costs_used = 0  # steps
         # steps by what was decided: plain, copy, draft, fixed, probe
         self.decisions: Counter[str] = Counter()
         self.decision = ""  # the latest
@@ -104,10 +61,12 @@ class Pace:
     def plan(self, candidates: Sequence[Candidate]) -> Plan:
         """Chains for one step."""
         self._note_gap()
+        if not any(one.model or one.copied for one in candidates):
+            return self._decided("plain", Plan.plain(candidates))
+        costs = self._predict(candidates)
+        if self._hopeless(candidates, costs):
+            return self._decided("plain", Plan.plain(candidates, float(costs.verify[0])))
         choices = [self._choices(candidate) for candidate in candidates]
-        if not any(choice.model or choice.copied for choice in choices):
-            return self._decided("plain", Plan.plain(choices))
-        self.costs = costs = self._costs(candidates)
         edge, copy_edge = (self.edges.get((*_load(candidates), kind), 1.0) for kind in ("draft", "copy"))
         plan = plan_step(choices, costs, edge=edge, copy_edge=copy_edge)
         probe = self._probe(candidates, choices, costs, plan)
@@ -174,6 +133,8 @@ class Pace:
             memory.observe(kind, lengths[b], accepted[b])
             kind.observe(lengths[b], accepted[b])
         took = draft_s + other_s + self.between
+        if plan.seconds and abs(took / plan.seconds - 1) > SURPRISE:
+            self._costs_of = None
         drafting = any(plan.model)
         if (drafting or any(plan.copied)) and any(plan.auto) and took < HICCUP * plan.seconds:
             promise = plan.tokens / plan.seconds
@@ -185,6 +146,19 @@ class Pace:
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers for ``/server_info``."""
         return {"decisions": dict(self.decisions), "between_ms": 1000 * self.between}
+
+    def _hopeless(self, candidates: Sequence[Candidate], costs: Costs) -> bool:
+        """Whether copies would not pay if all of them were verified at the price of one; looked at before anything
+        is planned, because planning has a price too."""
+        more = 0.0
+        for one in candidates:
+            if one.model or one.fixed:
+                return False
+            if one.copied:
+                most = one.memory.copies.most(self.acceptance.copies(one.match, one.sampled))
+                more += most / (1 - most)
+        count = len(candidates)
+        return (count + more) * costs.verify[0] < count * costs.verify[1]
 
     def _choices(self, candidate: Candidate) -> Choices:
         copied = candidate.copied
@@ -200,6 +174,16 @@ class Pace:
         if not candidate.model:
             return None
         return candidate.memory.model.rates(self.acceptance.model(_kind(candidate)))
+
+    def _predict(self, candidates: Sequence[Candidate]) -> Costs:
+        """Costs of this step's passes: while the load stays about the same, those of the step before."""
+        context, row = (sum(sizes) for sizes in zip(*((one.context, one.row) for one in candidates), strict=True))
+        lanes = Counter(candidate.lane for candidate in candidates if candidate.model)
+        size = (len(candidates), round(math.log(context) / REUSED), round(math.log(row + 1) / REUSED), lanes)
+        self._costs_used += 1
+        if size != self._costs_of or self._costs_used >= REUSE:
+            self.costs, self._costs_of, self._costs_used = self._costs(candidates), size, 0
+        return self.costs
 
     def _costs(self, candidates: Sequence[Candidate]) -> Costs:
         count, context = len(candidates), sum(candidate.context for candidate in candidates)

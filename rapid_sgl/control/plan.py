@@ -14,6 +14,7 @@ import numpy as np
 
 from rapid_sgl.control.acceptance import expected_tokens
 from rapid_sgl.control.costs import Floats
+from rapid_sgl.control.step import Candidate
 
 # Drafts must promise this much more than going without: where both are equal, noise picks the worse half of the time,
 # and plain steps are the ones whose cost is certain.
@@ -53,7 +54,7 @@ class Plan:
     tokens: float = 0.0  # of all requests together
 
     @classmethod
-    def plain(cls, choices: Sequence[Choices], seconds: float = 0.0) -> Plan:
+    def plain(cls, choices: Sequence[Choices | Candidate], seconds: float = 0.0) -> Plan:
         """No drafts at all."""
         none, count = [0] * len(choices), len(choices)
         auto = [not choice.fixed for choice in choices]
