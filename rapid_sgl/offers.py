@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_sgl.config import AUTO
-from rapid_sgl.control.pace import Candidate
+from rapid_sgl.control.step import Candidate
 from rapid_sgl.drafter.reencoded import ReencodedRow, Reencoder
 from rapid_sgl.drafter.rows import View
 from rapid_sgl.state import RequestState
 from rapid_sgl.verify.law import Transfer
 
 # Chains have a prescribed length where they must not depend on how fast the machine was: those of a seeded sampled
-# answer, those under a transfer, of which more is under the transfer the more is drafted, and all on several ranks.
+# answer, and those under a transfer, of which more is under the transfer the more is drafted.
 PRESCRIBED = 4
 
 
@@ -33,7 +33,7 @@ def collect(
     length: int,
     *,
     short_first_step: bool,
-    paced: bool,
+    wait: bool,
 ) -> Offers:
     """Offers of the batch's requests.
 
@@ -42,11 +42,12 @@ def collect(
         reencoder: where re-encoded rows are.
         length: drafts per chain that verify slots are reserved for.
         short_first_step: the step behind a request's first token goes without drafts.
-        paced: the server may choose draft lengths by what it measures.
+        wait: for what is prepared in the background; where several ranks decode the batch together, all must see it
+            in the same step.
     """
     candidates, copies = [], []
     for req, state, context in zip(batch.reqs, states, batch.seq_lens_cpu.tolist(), strict=True):
-        fixed = fixed_length(req, state, paced=paced)
+        fixed = fixed_length(req, state)
         # no drafts past the answer's token limit: the step commits one token of its own
         room = min(fixed or length, length, req.sampling_params.max_new_tokens - len(req.output_ids) - 1)
         if short_first_step and state.is_first(req):
@@ -54,7 +55,7 @@ def collect(
         copy: list[int] = []
         match = 0
         if state.source is not None and room > 0:
-            copy, match = state.source.propose(req.output_ids, room, wait=fixed is not None)
+            copy, match = state.source.propose(req.output_ids, room, wait=wait or fixed is not None)
         model = _model_drafts(req, state, reencoder, room)
         copies.append(copy)
         candidates.append(
@@ -74,13 +75,13 @@ def collect(
     return Offers(candidates, copies)
 
 
-def fixed_length(req: Any, state: RequestState, *, paced: bool) -> int | None:
+def fixed_length(req: Any, state: RequestState) -> int | None:
     """Drafts per chain that a request prescribes; None where the server chooses."""
     wanted = state.options.config.draft_length
     if wanted != AUTO:
         return int(wanted)
     seeded = req.sampling_params.sampling_seed is not None and not state.law.greedy
-    return PRESCRIBED if not paced or seeded or state.law.transfer is not Transfer.NONE else None
+    return PRESCRIBED if seeded or state.law.transfer is not Transfer.NONE else None
 
 
 def _model_drafts(req: Any, state: RequestState, reencoder: Reencoder | None, room: int) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rapid_sgl.config import RapidConfig
-from rapid_sgl.control.pace import RequestPace
+from rapid_sgl.control.step import RequestPace
 from rapid_sgl.drafter.choice import Abilities, choose
 from rapid_sgl.drafter.copies import CopySource
 from rapid_sgl.drafter.rag import DraftRow

@@ -16,14 +16,16 @@ class StepStats:
         self.drafted = _Totals()
         self.plain = _Totals()
         self.lengths: Counter[int] = Counter()  # steps by drafts of their longest chain
+        self._ended = 0.0
 
     @contextmanager
     def step(self) -> Iterator[Step]:
         """Time one decode step; ``Step.count`` files it."""
-        record = Step()
         start = time.perf_counter()
+        record = Step(start - self._ended)
         yield record
-        record.seconds["step"] = time.perf_counter() - start
+        self._ended = time.perf_counter()
+        record.seconds["step"] = self._ended - start
         (self.drafted if record.proposed else self.plain).add(record)
         self.lengths[record.longest] += 1
 
@@ -34,9 +36,14 @@ class StepStats:
 
 
 class Step:
-    """One decode step: its chains and where its time went."""
+    """One decode step: its chains and where its time went.
 
-    def __init__(self) -> None:
+    Args:
+        gap_s: seconds since the one before.
+    """
+
+    def __init__(self, gap_s: float) -> None:
+        self.gap_s = gap_s
         self.seconds: dict[str, float] = {}
         self.requests = self.proposed = self.accepted = self.passes = self.longest = 0
         self.copied = self.copies_accepted = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,14 +19,14 @@ from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from rapid_sgl.algorithm import server_defaults
-from rapid_sgl.config import AUTO
 from rapid_sgl.control.pace import Pace
 from rapid_sgl.control.plan import Plan
+from rapid_sgl.control.ranks import Ranks
 from rapid_sgl.drafter.build import DraftSide
 from rapid_sgl.drafter.rag import Drafts
 from rapid_sgl.drafter.reencoded import ReencodedRow
 from rapid_sgl.metrics import step_metrics
-from rapid_sgl.offers import PRESCRIBED, Offers, collect, fixed_length
+from rapid_sgl.offers import Offers, collect, fixed_length
 from rapid_sgl.server_patches import kv_release
 from rapid_sgl.state import RequestState, RequestTable
 from rapid_sgl.stats import Step, StepStats
@@ -63,10 +64,7 @@ class RapidWorker(BaseSpecWorker):
         self.pace = Pace(self.speculative_num_draft_tokens - 1)
         # On a CPU the processes that bring the first token to the client share the cores with the next step.
         self._short_first_step = self.runner.device == "cpu"
-        # Every rank times its own passes; were each to choose, they would run passes of different widths.
-        self._paced = get_parallel().tp_size == 1
-        if not self._paced and self.config.draft_length == AUTO:
-            logger.warning("draft length auto needs --tp-size 1; chains are %d drafts long", PRESCRIBED)
+        self._ranks = Ranks(get_parallel().tp_group)
         self._law = Law.from_rows([])  # of the latest step, and what it was made of
         self._law_rows: list[LawRow] = []
         self.side = DraftSide(server_args, gpu_id, nccl_port, target_worker, self.config)
@@ -151,7 +149,7 @@ class RapidWorker(BaseSpecWorker):
                 self.reencoder,
                 self.pace.length,
                 short_first_step=self._short_first_step,
-                paced=self._paced,
+                wait=self._ranks.several,
             )
             plan = self.pace.plan(offers.candidates)
             noise = self._noise(batch, states, plan.longest) if law.any_sampled else None
@@ -188,8 +186,15 @@ class RapidWorker(BaseSpecWorker):
 
     def _learn(self, offers: Offers, plan: Plan, drafts: Drafts, accepted: list[int], step: Step) -> None:
         """Costs and acceptance for the next plans, and the metrics."""
+        passes, draft_s, other_s, gap_s = self._ranks.agreed(drafts.passes, step)
         self.pace.observe(
-            offers.candidates, plan, drafts, accepted, draft_s=step.seconds["draft"], other_s=step.other_s
+            offers.candidates,
+            plan,
+            replace(drafts, passes=passes),
+            accepted,
+            draft_s=draft_s,
+            other_s=other_s,
+            gap_s=gap_s,
         )
         if self.metrics is not None:
             self.metrics.step(
@@ -267,7 +272,7 @@ class RapidWorker(BaseSpecWorker):
         """Other spans for the views of long answers; where drafts must not depend on time, without delay."""
         for req, state in zip(batch.reqs, states, strict=True):
             if state.reselection is not None:
-                wait = fixed_length(req, state, paced=self._paced) is not None
+                wait = self._ranks.several or fixed_length(req, state) is not None
                 self.requests.reselect(req, state, wait=wait)
 
     def _target_logits(self, batch: Any, tokens: torch.Tensor) -> Any:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
-from rapid_sgl.control.acceptance import Acceptance, RequestAcceptance
+from rapid_sgl.control.acceptance import Acceptance
 from rapid_sgl.control.costs import PassCosts
 from rapid_sgl.control.plan import Choices, Costs, Plan, plan_step
+from rapid_sgl.control.step import Candidate, Drafted, DraftPass, Lane
 from rapid_sgl.control.stop import ChainStop
 
 # Part of the time that may be lost to trying what does not seem to pay.
@@ -55,12 +54,10 @@ class Pace:
         # steps by what was decided: plain, copy, draft, fixed, probe
         self.decisions: Counter[str] = Counter()
         self.decision = ""  # the latest
-        self._ended = 0.0
         self._since_probe = PROBE_GAP
 
     def plan(self, candidates: Sequence[Candidate]) -> Plan:
         """Chains for one step."""
-        self._note_gap()
         if not any(one.model or one.copied for one in candidates):
             return self._decided("plain", Plan.plain(candidates))
         costs = self._predict(candidates)
@@ -102,16 +99,22 @@ class Pace:
         *,
         draft_s: float,
         other_s: float,
+        gap_s: float = 0.0,
     ) -> None:
         """Learn from a finished step.
+
+        All that is known of time comes in here and in ``drafts.passes``: given the same times, ranks that decode the
+        same batch together decide the same.
 
         Args:
             candidates, plan: of this step.
             drafts: as they were verified.
             accepted: drafts committed per request.
             draft_s, other_s: seconds of all draft passes, and of the rest of the step.
+            gap_s: seconds from the end of the step before to its start.
         """
-        self._ended = time.perf_counter()
+        if gap_s < 0.01:  # longer ones had a prefill or nothing to do in between
+            self.between += 0.05 * (gap_s - self.between)
         lengths = [len(chain) for chain in drafts.chains]
         context = sum(candidate.context for candidate in candidates)
         self.verify.observe(len(candidates), max(lengths) + 1, context, other_s)
@@ -177,7 +180,9 @@ class Pace:
 
     def _predict(self, candidates: Sequence[Candidate]) -> Costs:
         """Costs of this step's passes: while the load stays about the same, those of the step before."""
-        context, row = (sum(sizes) for sizes in zip(*((one.context, one.row) for one in candidates), strict=True))
+        context, row = (
+            sum(sizes) for sizes in zip(*((one.context, one.row) for one in candidates), strict=True)
+        )
         lanes = Counter(candidate.lane for candidate in candidates if candidate.model)
         size = (len(candidates), round(math.log(context) / REUSED), round(math.log(row + 1) / REUSED), lanes)
         self._costs_used += 1
@@ -257,11 +262,6 @@ class Pace:
             scale = (together[0].turn_s + around) / sum(expected)
             for one, guess in zip(together, expected, strict=True):
                 self.draft.setdefault(one.lane, PassCosts()).observe(one.rows, 1, one.tokens, guess * scale)
-
-    def _note_gap(self) -> None:
-        gap = time.perf_counter() - self._ended
-        if gap < 0.01:  # longer ones had a prefill or nothing to do in between
-            self.between += 0.05 * (gap - self.between)
 
 
 def _kind(candidate: Candidate) -> Hashable:

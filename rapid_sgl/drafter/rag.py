@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rapid_sgl.control.pace import DraftPass
+from rapid_sgl.control.step import DraftPass
 from rapid_sgl.control.stop import ChainStop
 from rapid_sgl.drafter.lanes import ReencodedLane, ViewLane
 from rapid_sgl.drafter.passes import DraftPasses

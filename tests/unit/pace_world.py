@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rapid_sgl.control.pace import Candidate, DraftPass, Pace, RequestPace
+from rapid_sgl.control.pace import Pace
+from rapid_sgl.control.step import Candidate, DraftPass, RequestPace
 
 LANE = ("view", "same")
 LENGTH = 10
