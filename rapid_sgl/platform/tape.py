@@ -21,7 +21,7 @@ import torch
 from rapid_sgl.platform import kernels_tape
 from rapid_sgl.platform.kernels_launch import Kernel, compiled, parallel_address, parallel_launcher
 
-# Activations of one pass: those of 64 tokens of an 8B model take a few megabytes. Untouched pages cost nothing.
+# Activations of one pass: those of 128 tokens of an 8B model take some ten megabytes. Untouched pages cost nothing.
 ARENA_BYTES = 64 << 20
 _LINE = 16  # float32 values of a cache line
 

@@ -23,7 +23,7 @@ def value(name, **labels):
 
 
 def test_a_step_is_counted_by_source_decision_and_phase(metrics):
-    step = Step()
+    step = Step(gap_s=0.0)
     step.seconds = {"encode": 0.5, "draft": 1.0, "step": 4.0}
     step.count([[1, 2, 3], [4, 5], []], [1, 2, 0], [0, 2, 0])
     metrics.step(step, "draft", {"size": 10, "free": 4, "evictable": 1})
