@@ -1,7 +1,7 @@
 """Is a length chosen by the server ever slower than no drafts, or than a prescribed length? Reads reports of the bench.
 
     .venv/bin/rapid-sgl bench --contexts 7000 --batch 1,4,8,16 --temperature 0,1 --methods target,view --keep-cache \\
-        --vary draft-length=auto,2,4 --new-tokens 32 --json | tail -1 > 7000.json
+        --vary draft-length=auto,2,4 --new-tokens 48 --json | tail -1 > 7000.json
     .venv/bin/python tests/measure/grid.py 7000.json
 
 Prints a Markdown table, one line per cell: speed of ``auto`` as a multiple of the target's and of the best prescribed
