@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,10 +30,10 @@ ALWAYS_DRAFT = ("--rapid-draft-length=4", "--rapid-copy=off")  # the same for a 
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def serve(tmp: Path, *args: str, **options: Any) -> Iterator[Server]:
+def serve(tmp: Path, *args: str, env: Mapping[str, str] | None = None, **options: Any) -> Iterator[Server]:
     """Start a server, yield it, and at the end look for leaks and crashes in its log."""
     log = tmp / "server.log"
-    with Server.start(args, env=STRICT, log_path=log, **options) as server:
+    with Server.start(args, env={**STRICT, **(env or {})}, log_path=log, **options) as server:
         yield server
         flush(server)
         assert server.alive, f"the server ended during the tests:\n{server.log_tail()}"

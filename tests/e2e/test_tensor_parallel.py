@@ -32,11 +32,13 @@ MIXED = [
 def server(tmp_path_factory):
     """The embedded model has 9 heads and 3 KV heads; SGLang wants to be told which cores each rank may use."""
     cores = os.cpu_count() or 1
-    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(rank % cores) for rank in range(3))
-    try:
-        yield from serve(tmp_path_factory.mktemp("ranks"), "--tp-size=3", "--max-total-tokens=12000")
-    finally:
-        del os.environ["SGLANG_CPU_OMP_THREADS_BIND"]
+    binding = "|".join(str(rank % cores) for rank in range(3))
+    yield from serve(
+        tmp_path_factory.mktemp("ranks"),
+        "--tp-size=3",
+        "--max-total-tokens=12000",
+        env={"SGLANG_CPU_OMP_THREADS_BIND": binding},
+    )
 
 
 def answers(server, options, tokens=TOKENS, **sampling):
